@@ -1,0 +1,1 @@
+"""The flow: job file → tasks → prompts → plan → generate → validate → commit."""

@@ -1,0 +1,1 @@
+"""The engine: prompts in, generations out, over paged KV."""

@@ -1,0 +1,1 @@
+"""The validators: completions in, judgements out. Never imports the engine."""

@@ -1,0 +1,1 @@
+"""The nouns: records, Arrow tables, the job and the error tree. Imports nothing of ours."""
