@@ -37,14 +37,14 @@ class Generation(Section):
     """How completions are sampled."""
 
     samples: Positive = Field(1, description="Completions a task.")
-    max_new_tokens: Positive = 512
+    max_new_tokens: Positive = Field(512, description="Cap on the tokens of a completion.")
     temperature: float = Field(0.0, ge=0, le=10, description="0 is greedy.")
     top_k: int = Field(0, ge=0, description="0 is off.")
-    top_p: float = Field(1.0, gt=0, le=1)
-    min_p: float = Field(0.0, ge=0, le=1)
+    top_p: float = Field(1.0, gt=0, le=1, description="Keep the likeliest tokens up to this probability; 1 is off.")
+    min_p: float = Field(0.0, ge=0, le=1, description="Drop tokens below this share of the likeliest; 0 is off.")
     repetition_penalty: float = Field(1.0, gt=0, le=10, description="1 is off.")
     stop: list[str] = Field(default_factory=list, description="Strings that end a completion; they are not part of it.")
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(0, ge=0, lt=2**63, description="The same seed gives the same completions.")
     system_prompt: str | None = Field(None, description="Added before chat prompts that have no system turn.")
     prompt_template: Literal["chat", "raw"] | str = Field(
         "chat",
@@ -60,7 +60,7 @@ class Batching(Section):
         "dynamic", description="dynamic: continuous batching; static: fixed batches of similar length."
     )
     max_sequences: Positive = Field(64, description="Sequences that generate at once.")
-    max_batch_tokens: int = Field(2048, ge=64, description="Tokens in one forward pass, prefill and decode together.")
+    max_batch_tokens: int = Field(512, ge=64, description="Tokens in one forward pass, prefill and decode together.")
     length_buckets: list[Positive] = Field(
         default_factory=lambda: [128, 256, 512, 1024, 2048, 4096, 8192],
         description="Upper bounds, in prompt tokens, of the groups that static batches are made from.",
@@ -78,10 +78,10 @@ class Batching(Section):
 class KvCache(Section):
     """How keys and values are kept."""
 
-    dtype: Literal["int4", "bf16", "float32"] = "int4"
+    dtype: Literal["int4", "bf16", "float32"] = Field("int4", description="How a key or value is stored.")
     page_size: Literal[16, 32, 64, 128] = Field(32, description="Tokens a page.")
     memory: str = Field("auto", pattern=r"^(auto|\d+(\.\d+)?\s*([MG]i?B))$", description="auto, or such as 2GiB.")
-    prefix_caching: bool = True
+    prefix_caching: bool = Field(True, description="Share the pages of prompts that begin alike.")
 
 
 class Parallel(Section):
@@ -94,11 +94,11 @@ class Parallel(Section):
 class Validators(Section):
     """How completions are judged."""
 
-    syntax: bool = True
-    tests: bool = True
-    wall_s: float = Field(20.0, gt=0, le=3600, description="Backstop; cpu_s is the limit that counts.")
-    cpu_s: float = Field(5.0, gt=0, le=3600)
-    memory_mb: int = Field(1024, ge=64)
+    syntax: bool = Field(True, description="Parse the code that a completion holds.")
+    tests: bool = Field(True, description="Run the task's tests.")
+    wall_s: float = Field(20.0, gt=0, le=3600, description="Seconds by the clock: a backstop; cpu_s is the limit that counts.")
+    cpu_s: float = Field(5.0, gt=0, le=3600, description="Seconds of processor time a sample.")
+    memory_mb: int = Field(1024, ge=64, description="Memory a sample.")
     workers: Positive | None = Field(None, description="Judges at once; the number of cores by default.")
     isolation: Literal["none", "process", "namespaces"] = Field(
         "namespaces", description="The weakest sandbox that is accepted; the strongest available is used."
@@ -116,7 +116,11 @@ class Output(Section):
 class Job(Section):
     """A whole job file."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=100,
+        description="Letters, digits, dots, dashes and underscores; the first is a letter or a digit.",
+    )
     model: Model
     tasks: Tasks
     generation: Generation = Generation()

@@ -4,7 +4,7 @@ A task becomes `samples` rows. A row is filled on its way (read → generate →
 either judged or with an error, never neither, never lost.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -103,8 +103,8 @@ class Task:
 class RowError:
     """Why a row could not go on.
 
-    stage: read, prompt, generate, judge. code: null_prompt, duplicate_task_id, invalid_utf8, bad_value,
-    bad_template, prompt_too_long, out_of_memory, engine_failure, judge_failure.
+    stage: read, prompt, generate, judge. code: unknown_task, null_prompt, duplicate_task_id, invalid_utf8, bad_value,
+    unreadable_row_group, bad_template, prompt_too_long, out_of_memory, engine_failure, judge_failure.
     """
 
     stage: str
@@ -124,19 +124,19 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One sample of a task's prompt. Filled by the engine."""
+    """One sample of a task's prompt. Filled by the engine; for completions made elsewhere, only what is known of them."""
 
     completion: str
-    finish_reason: str  # stop (end token or stop string), length
-    prompt_tokens: int
-    cached_prompt_tokens: int  # of these, found in the prefix cache or taken over from a sibling sample
-    completion_tokens: int
-    ttft_ms: float  # from the run's admission of the request to its first token
-    latency_ms: float  # to its last token
-    decode_tokens_per_second: float | None  # None for a single token
-    batch_id: int  # the engine step that made the first token
-    worker: int
-    seed: int
+    finish_reason: str | None = None  # stop (end token or stop string), length
+    prompt_tokens: int | None = None
+    cached_prompt_tokens: int | None = None  # of these, found in the prefix cache or taken over from a sibling sample
+    completion_tokens: int | None = None  # the end token included
+    ttft_ms: float | None = None  # from the engine's taking the request to its first token
+    latency_ms: float | None = None  # to its last token
+    decode_tokens_per_second: float | None = None  # None for a single token
+    batch_id: int | None = None  # the engine step that made the first token
+    worker: int | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +199,29 @@ class Metric:
 
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters of one engine since it started. Filled by the engine; `a + b` is what two workers did together.
+
+    Seconds are those of an engine, so they add up over workers; the time of a step that holds prefill and decode is
+    split by its rows. A sequence's first token is prefill's, all later ones are decode's.
+    """
+
+    prompt_tokens: int = 0  # of the requests that were admitted
+    cached_tokens: int = 0  # of these, not computed: found in the prefix cache or taken over from a sibling sample
+    prefill_tokens: int = 0  # computed, including those computed again after a preemption
+    decode_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    steps: int = 0
+    batch_size_sum: int = 0  # sequences in a step, summed over steps
+    row_slots: int = 0  # rows that the batches had
+    row_slots_idle: int = 0  # of these, rows that carried no token: padding
+    preemptions: int = 0
+    kv_bytes_peak: int = 0  # pages in use; over workers the sum of the peaks
+    kv_bytes_bf16_peak: int = 0  # what the same pages would take in bf16
+
+    def __add__(self, other: "EngineStats") -> "EngineStats":
+        return EngineStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})

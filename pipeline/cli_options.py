@@ -1,0 +1,16 @@
+"""Arguments and options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
+RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Replace a value of the job file; may be repeated.", show_default=False),
+]
+Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Take only the first N tasks.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout instead of a table.")]
