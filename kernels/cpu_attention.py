@@ -51,6 +51,13 @@ def _load_int4(
             K[d, t] = low_nibble(code) * s + m
             K[d, t + half_page] = high_nibble(code) * s + m
     for t in range(P):
+        s, m = half_to_float(vs[page, h, t, 0]), half_to_float(vm[page, h, t, 0])
+        if VG == D:
+            for d in range(half_dim):
+                code = v[page, h, t, d]
+                V[t, d] = low_nibble(code) * s + m
+                V[t, d + half_dim] = high_nibble(code) * s + m
+            continue
         for d in range(half_dim):
             code = v[page, h, t, d]
             V[t, d] = low_nibble(code)

@@ -12,9 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
-from ..schemas.errors import EnvironmentFailure, ErrorRateExceeded, Problem, RowFailure
+from ..schemas.errors import ErrorRateExceeded, Problem, RowFailure
 from ..schemas.job import Job
 from ..schemas.records import BadRow, EngineStats, Json, Metric, RowError, Task
+from .checks import refuse_parallel
 from .config import LoadedJob, load_job
 from .engine.memory import fast_dtype
 from .engine.weights import load_config, locate, model_identity
@@ -68,7 +69,7 @@ def run_job(
     """
     loaded = job if isinstance(job, LoadedJob) else load_job(job)
     spec, began = loaded.job, datetime.now(UTC)
-    _refuse_what_is_not_there(spec)
+    refuse_parallel(spec)
     shards = find_shards(loaded.shard_patterns, Path())
     report = check_shards(shards)
     report.raise_if_fatal()
@@ -223,12 +224,6 @@ def outcome(folder: RunFolder, metrics: list[Metric], allowed: float) -> RunOutc
         hint = "see error_code and error_message in the results, or raise output.max_error_rate"
         error = ErrorRateExceeded(Problem(str(folder.path), message, hint))
     return RunOutcome(read_run(folder.path), metrics, error)
-
-
-def _refuse_what_is_not_there(job: Job) -> None:
-    for key, value in (("parallel.data", job.parallel.data), ("parallel.tensor", job.parallel.tensor)):
-        if value > 1:
-            raise EnvironmentFailure(Problem(key, f"{value} devices asked for", "this version runs on one CPU: set it to 1"))
 
 
 def versions() -> Json:

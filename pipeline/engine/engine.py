@@ -193,10 +193,10 @@ class Engine:
         return Finished(sequence.request.key, sequence.sample, None, RowError("generate", code, message))
 
     def _give_up(self) -> list[Finished]:
-        """Nothing runs, and the first in the queue does not fit: it never will."""
-        if not self.scheduler.waiting:
+        """Nothing runs, and the sequence whose turn it is does not fit: it never will."""
+        sequence = self.scheduler.next_up()
+        if sequence is None:
             return []
-        sequence = self.scheduler.waiting[0]
         self.scheduler.finish(sequence)
         have = f"the {self.pages.sealed_total} there are; raise kv_cache.memory"
         return [self._failed(sequence, "out_of_memory", f"{len(sequence.tokens)} tokens need more cache pages than {have}")]

@@ -61,6 +61,10 @@ class Scheduler:
             self._admit(step, budget)
         return step
 
+    def next_up(self) -> Sequence | None:
+        """The sequence whose turn it is to be let in; when nothing runs and a step is empty, it never will be."""
+        return next(iter(self._candidates()), None)
+
     def after(self, step: Step) -> None:
         """Accounts for a step that has run: new sealed pages enter the prefix tree, filled raw pages go back."""
         size = self.pages.page_size

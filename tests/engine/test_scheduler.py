@@ -30,8 +30,10 @@ class Driver:
     def step(self) -> None:
         step = self.scheduler.schedule()
         if not step.chunks and not step.forks:
-            self.gave_up.append(self.scheduler.waiting[0])
-            self.scheduler.finish(self.scheduler.waiting[0])
+            stuck = self.scheduler.next_up()
+            assert stuck is not None
+            self.gave_up.append(stuck)
+            self.scheduler.finish(stuck)
             return
         rows = sum(n for _, n in step.chunks)
         assert rows <= self.scheduler.batching.max_batch_tokens
