@@ -13,7 +13,8 @@ import torch
 from numba import njit, prange, set_parallel_chunksize
 from torch import Tensor
 
-from .cpu_math import FAST, add_matmul, exp, half_to_float, high_nibble, low_nibble, narrow, widen
+from .cpu_math import FAST, exp, half_to_float, high_nibble, low_nibble, narrow
+from .cpu_tile import LANES, add_matmul, unpack16, widen16
 from .kv import KvPool, StepRows, as_array
 
 NEVER = np.float32(-1e30)
@@ -44,24 +45,27 @@ def _load_int4(
 ) -> None:
     """Unpacks a sealed page: K [D, P], V [P, D]."""
     half_page, half_dim = P // 2, D // 2
-    for d in range(D):
-        s, m = half_to_float(ks[page, h, d]), half_to_float(km[page, h, d])
-        for t in range(half_page):
-            code = k[page, h, d, t]
-            K[d, t] = low_nibble(code) * s + m
-            K[d, t + half_page] = high_nibble(code) * s + m
-    for t in range(P):
-        s, m = half_to_float(vs[page, h, t, 0]), half_to_float(vm[page, h, t, 0])
+    if half_page % LANES == 0 and half_dim % LANES == 0 and (VG == D or half_dim % VG == 0):
+        for d in range(D):
+            s, m = half_to_float(ks[page, h, d]), half_to_float(km[page, h, d])
+            for t in range(0, half_page, LANES):
+                unpack16(k[page, h, d], t, s, m, K, d, t, t + half_page)
         if VG == D:
-            for d in range(half_dim):
-                code = v[page, h, t, d]
-                V[t, d] = low_nibble(code) * s + m
-                V[t, d + half_dim] = high_nibble(code) * s + m
-            continue
+            for t in range(P):
+                s, m = half_to_float(vs[page, h, t, 0]), half_to_float(vm[page, h, t, 0])
+                for d in range(0, half_dim, LANES):
+                    unpack16(v[page, h, t], d, s, m, V, t, d, d + half_dim)
+            return
+    else:
+        for d in range(D):
+            s, m = half_to_float(ks[page, h, d]), half_to_float(km[page, h, d])
+            for t in range(half_page):
+                code = k[page, h, d, t]
+                K[d, t], K[d, t + half_page] = low_nibble(code) * s + m, high_nibble(code) * s + m
+    for t in range(P):
         for d in range(half_dim):
             code = v[page, h, t, d]
-            V[t, d] = low_nibble(code)
-            V[t, d + half_dim] = high_nibble(code)
+            V[t, d], V[t, d + half_dim] = low_nibble(code), high_nibble(code)
         for g in range(D // VG):
             s, m = half_to_float(vs[page, h, t, g]), half_to_float(vm[page, h, t, g])
             for d in range(g * VG, g * VG + VG):
@@ -70,23 +74,21 @@ def _load_int4(
 
 @njit(fastmath=FAST)
 def _load_raw(page: Any, h: Any, k: Any, v: Any, used: Any, P: Any, D: Any, K: Any, V: Any) -> None:
-    """Widens a page of which `used` tokens are written; the rest may hold NaN, which a weight of 0 does not mask."""
+    """Widens a page of which `used` tokens are written. The rest may hold NaN: scores of them are overwritten, values not."""
     for d in range(D):
-        for t in range(P):
-            K[d, t] = widen(k[page, h, d, t])
-        for t in range(used, P):
-            K[d, t] = np.float32(0)
+        for t in range(0, P, LANES):
+            widen16(k[page, h, d], t, K, d, t)
     for t in range(used):
-        for d in range(D):
-            V[t, d] = widen(v[page, h, t, d])
+        for d in range(0, D, LANES):
+            widen16(v[page, h, t], d, V, t, d)
     for t in range(used, P):
         for d in range(D):
             V[t, d] = np.float32(0)
 
 
 @njit(fastmath=FAST)
-def _softmax_step(S: Any, O: Any, top: Any, total: Any, R: Any, first: Any, P: Any, D: Any, G: Any) -> None:  # noqa: E741
-    """Turns a page's scores into weights; `first` is the number of its tokens that row 0 sees."""
+def _softmax_step(S: Any, O: Any, top: Any, R: Any, first: Any, P: Any, D: Any, G: Any) -> None:  # noqa: E741
+    """Turns a page's scores into weights, and scales O to them; `first` is the number of its tokens that row 0 sees."""
     for r in range(R):
         for t in range(first + r // G, P):
             S[r, t] = NEVER
@@ -97,11 +99,7 @@ def _softmax_step(S: Any, O: Any, top: Any, total: Any, R: Any, first: Any, P: A
         top[r] = high
         for t in range(P):
             S[r, t] = exp(S[r, t] - high)
-        s = np.float32(0)
-        for t in range(P):
-            s += S[r, t]
-        total[r] = total[r] * correction + s
-        for d in range(D):
+        for d in range(D + LANES):
             O[r, d] *= correction
 
 
@@ -112,9 +110,9 @@ def _attend(
 ) -> None:  # fmt: skip
     """One work item: n rows from `row` on, of KV head h, at positions from `start` on."""
     R, full = n * G, start // P
-    Q, S, O = np.empty((R, D), np.float32), np.empty((R, P), np.float32), np.zeros((R, D), np.float32)  # noqa: E741
-    K, V = np.empty((D, P), np.float32), np.empty((P, D), np.float32)
-    top, total = np.full(R, NEVER, np.float32), np.zeros(R, np.float32)
+    Q, S, O = np.empty((R, D), np.float32), np.empty((R, P), np.float32), np.zeros((R, D + LANES), np.float32)  # noqa: E741
+    K, V = np.empty((D, P), np.float32), np.ones((P, D + LANES), np.float32)  # columns of ones: O's sum the weights
+    top = np.full(R, NEVER, np.float32)
     for r in range(R):
         for d in range(D):
             Q[r, d] = q[row + r // G, h * G + r % G, d]
@@ -131,10 +129,10 @@ def _attend(
             for t in range(P):
                 S[r, t] = np.float32(0)
         add_matmul(S, Q, K, R, D, P)
-        _softmax_step(S, O, top, total, R, seen, P, D, G)
-        add_matmul(O, S, V, R, P, D)
+        _softmax_step(S, O, top, R, seen, P, D, G)
+        add_matmul(O, S, V, R, P, D + LANES)
     for r in range(R):
-        scale = np.float32(1) / total[r]
+        scale = np.float32(1) / O[r, D]
         for d in range(D):
             out[row + r // G, h * G + r % G, d] = narrow(O[r, d] * scale, out[0, 0, 0])
 

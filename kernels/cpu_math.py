@@ -108,30 +108,3 @@ def exp(x: Any) -> Any:
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
     return (p * r * r + r + np.float32(1.0)) * power_of_two(n)
-
-
-@njit(fastmath=FAST)
-def add_matmul(out: Any, a: Any, b: Any, rows: Any, inner: Any, cols: Any) -> None:
-    """out[:rows, :cols] += a[:rows, :inner] @ b[:inner, :cols] in float32; inner is a multiple of 8.
-
-    Two rows are computed together, to load b once for both. A row's sum is the same written expression either way.
-    """
-    for r in range(0, rows - 1, 2):
-        for d in range(0, inner, 8):
-            a0, a1, a2, a3 = a[r, d], a[r, d + 1], a[r, d + 2], a[r, d + 3]
-            a4, a5, a6, a7 = a[r, d + 4], a[r, d + 5], a[r, d + 6], a[r, d + 7]
-            c0, c1, c2, c3 = a[r + 1, d], a[r + 1, d + 1], a[r + 1, d + 2], a[r + 1, d + 3]
-            c4, c5, c6, c7 = a[r + 1, d + 4], a[r + 1, d + 5], a[r + 1, d + 6], a[r + 1, d + 7]
-            for t in range(cols):
-                s = out[r, t] + a0 * b[d, t] + a1 * b[d + 1, t] + a2 * b[d + 2, t] + a3 * b[d + 3, t]
-                out[r, t] = s + a4 * b[d + 4, t] + a5 * b[d + 5, t] + a6 * b[d + 6, t] + a7 * b[d + 7, t]
-                z = out[r + 1, t] + c0 * b[d, t] + c1 * b[d + 1, t] + c2 * b[d + 2, t] + c3 * b[d + 3, t]
-                out[r + 1, t] = z + c4 * b[d + 4, t] + c5 * b[d + 5, t] + c6 * b[d + 6, t] + c7 * b[d + 7, t]
-    if rows % 2:
-        r = rows - 1
-        for d in range(0, inner, 8):
-            a0, a1, a2, a3 = a[r, d], a[r, d + 1], a[r, d + 2], a[r, d + 3]
-            a4, a5, a6, a7 = a[r, d + 4], a[r, d + 5], a[r, d + 6], a[r, d + 7]
-            for t in range(cols):
-                s = out[r, t] + a0 * b[d, t] + a1 * b[d + 1, t] + a2 * b[d + 2, t] + a3 * b[d + 3, t]
-                out[r, t] = s + a4 * b[d + 4, t] + a5 * b[d + 5, t] + a6 * b[d + 6, t] + a7 * b[d + 7, t]

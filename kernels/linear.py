@@ -10,8 +10,9 @@ TYPICAL_ROWS = 64
 class Linear:
     """y = x @ weight.T + bias. weight: [out, in]; x: [T, in] of the weight's type.
 
-    On a CPU, bf16 weights are laid out once as oneDNN wants them: two to three times faster for few rows, bit for bit
-    the result of F.linear, and each row's result is independent of the number of rows.
+    On a CPU, bf16 weights are laid out once as oneDNN wants them: two to three times faster for few rows, and bit for bit
+    the result of F.linear. A row's result does not depend on the number of rows, but for a single one, for which oneDNN
+    adds in another order: it is computed as two.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -21,6 +22,8 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, in]; returns [T, out]."""
+        if x.shape[0] == 1:
+            return self(x.expand(2, -1).contiguous())[:1]
         if self.packed:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return y
