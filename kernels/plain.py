@@ -15,7 +15,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tenso
 def silu_mul(gate_up: Tensor) -> Tensor:
     """SwiGLU's product: silu(gate) * up. gate_up: [T, 2I]; returns [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    y: Tensor = F.silu(gate) * up
+    return y
 
 
 def rope_append(qkv: Tensor, cos: Tensor, sin: Tensor, pool: KvPool, layer: int, rows: StepRows) -> Tensor:
@@ -36,7 +37,8 @@ def rope_append(qkv: Tensor, cos: Tensor, sin: Tensor, pool: KvPool, layer: int,
         new, at = slice(row, row + length), slice(slot, slot + length)
         pages.raw_k[raw, :, :, at] = k[new].permute(1, 2, 0).to(layout.raw_dtype)  # [Hkv, D, n]
         pages.raw_v[raw, :, at] = v[new].transpose(0, 1).to(layout.raw_dtype)  # [Hkv, n, D]
-    return _rotate(q, c, s) * layout.head_dim**-0.5
+    scaled: Tensor = _rotate(q, c, s) * layout.head_dim**-0.5
+    return scaled
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

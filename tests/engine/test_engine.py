@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence as Items
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +20,14 @@ Tokens = dict[tuple[str, int], tuple[int, ...]]
 
 def engine(
     sampling: Sampling = GREEDY,
-    kv: str = "int4",
+    kv: Any = "int4",
     memory: str = "auto",
     caching: bool = True,
     dtype: str = "auto",
     **batching: object,
 ) -> Engine:
-    cache = KvCache(dtype=kv, memory=memory, prefix_caching=caching)  # type: ignore[arg-type]
-    return Engine(MODEL, sampling, Batching(**batching), cache, dtype=dtype, max_context=2048)  # type: ignore[arg-type]
+    cache = KvCache(dtype=kv, memory=memory, prefix_caching=caching)
+    return Engine(MODEL, sampling, Batching(**batching), cache, dtype=dtype, max_context=2048)
 
 
 def run(engine: Engine, prompts: Items[Items[int]], samples: int = 1) -> dict[tuple[str, int], Finished]:
@@ -67,7 +68,7 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
     ],
     ids=["7", "64", "small-chunks", "static"],
 )
-def test_tokens_do_not_depend_on_the_batch(alone: Tokens, batching: dict[str, object]) -> None:
+def test_tokens_do_not_depend_on_the_batch(alone: Tokens, batching: dict[str, Any]) -> None:
     assert tokens(run(engine(**batching), PROMPTS)) == alone
 
 

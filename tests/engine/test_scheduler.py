@@ -80,7 +80,7 @@ requests = st.lists(
 def test_everything_ends_and_no_page_is_lost(
     requests: list[tuple[int, int, int, int]], pages: int, width: int, mode: str, caching: bool
 ) -> None:
-    batching = Batching(max_sequences=width, max_batch_tokens=64, mode=mode, length_buckets=[32, 64])  # type: ignore[arg-type]
+    batching = Batching(max_sequences=width, max_batch_tokens=64, mode=mode, length_buckets=[32, 64])
     driver = Driver(pages, batching, caching)
     made = [
         (sequence, length + new)

@@ -1,6 +1,7 @@
 """The CPU kernels of the paged cache against their plain twins, on odd shapes, with unwritten memory poisoned by NaN."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from codegen_batch.kernels import ops, plain
@@ -53,7 +54,9 @@ def angles(length: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     return phase.cos(), phase.sin()
 
 
-def run(backend: ops.Backend, layout: KvLayout, lengths: list[int], group: int, dtype: torch.dtype):
+def run(
+    backend: ops.Backend, layout: KvLayout, lengths: list[int], group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, KvPool]:
     op, rows = ops.choose(backend), prefill_rows(lengths, layout.page_size)
     pool = poisoned_pool(layout, lengths)
     torch.manual_seed(1)
@@ -100,6 +103,10 @@ def assert_twins_agree(layout: KvLayout, lengths: list[int], group: int, dtype: 
     assert error.max() < 2e-2
 
 
+def one(*values: int) -> npt.NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
 def test_rows_do_not_depend_on_chunks_or_neighbours() -> None:
     """A sequence prefilled token by token, alone, gives bit for bit what it gives in one pass among others."""
     layout, lengths, group = KvLayout(1, 2, 64), [70, 45, 1, 33], 7
@@ -112,7 +119,7 @@ def test_rows_do_not_depend_on_chunks_or_neighbours() -> None:
     op.seal_pages(pool, 0, rows)
     together = op.paged_attention(q, pool, 0, rows, torch.bfloat16)[:70]
 
-    alone, one = poisoned_pool(layout, [70]), lambda *x: np.array(x, np.int32)
+    alone = poisoned_pool(layout, [70])
     for t in range(70):
         step = StepRows(
             position=one(t),

@@ -31,7 +31,7 @@ def main(model: str, page_sizes: list[int]) -> None:
     for cache in [
         KvCache(dtype="float32"),
         KvCache(dtype="bf16"),
-        *(KvCache(dtype="int4", page_size=size) for size in page_sizes),  # type: ignore[arg-type]
+        *(KvCache(dtype="int4", page_size=size) for size in page_sizes),
     ]:
         rows, _ = scores(model, cache, texts)
         kl = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in zip(exact, rows, strict=True)]).mean()
