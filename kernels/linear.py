@@ -1,5 +1,7 @@
 """Matrix products: weights packed once for the processor's kernels."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -10,14 +12,14 @@ TYPICAL_ROWS = 64
 class Linear:
     """y = x @ weight.T + bias. weight: [out, in]; x: [T, in] of the weight's type.
 
-    On a CPU, bf16 weights are laid out once as oneDNN wants them: two to three times faster for few rows, and bit for bit
-    the result of F.linear. A row's result does not depend on the number of rows, but for a single one, for which oneDNN
-    adds in another order: it is computed as two.
+    On a CPU, weights are laid out once as oneDNN wants them: up to three times faster for few rows, and a row's result
+    does not depend on the number of rows, as it does with other libraries' products. But for a single row of bf16:
+    oneDNN adds in another order there, so one row is computed as two, which costs no time.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias = bias
-        self.packed = _can_pack(weight)
+        self.packed = _can_pack(weight.device.type, weight.dtype)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_ROWS) if self.packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -30,9 +32,13 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
 
-def _can_pack(weight: Tensor) -> bool:
-    """Packing is an operator of torch that it does not promise to keep: without it, the plain product serves."""
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+@cache
+def _can_pack(device: str, dtype: torch.dtype) -> bool:
+    """Tries it: the operator is one that torch does not promise to keep, and bf16 needs AVX-512. Else F.linear serves."""
+    if device != "cpu" or dtype not in (torch.bfloat16, torch.float32):
         return False
-    ops = torch.ops.mkldnn
-    return torch.backends.mkldnn.is_available() and all(hasattr(ops, f) for f in ("_reorder_linear_weight", "_linear_pointwise"))
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype), TYPICAL_ROWS)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    return True
