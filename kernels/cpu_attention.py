@@ -29,12 +29,11 @@ def paged_attention(q: Tensor, pool: KvPool, layer: int, rows: StepRows, dtype: 
     layout = pool.layout
     out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=dtype)
     group = q.shape[1] // layout.kv_heads
-    kernel = _kernel(layout.page_size, layout.head_dim, group, layout.group, layout.dtype == "int4")
     start = rows.position[rows.block_row]
     set_parallel_chunksize(CHUNK)
-    kernel(
+    _kernel(layout.dtype == "int4")(
         as_array(q), *pool.layers[layer].arrays, rows.table, rows.block_row, rows.block_len, start, rows.block_seq,
-        rows.block_raw, as_array(out.view(q.shape)),
+        rows.block_raw, as_array(out.view(q.shape)), layout.page_size, layout.head_dim, group, layout.group,
     )  # fmt: skip
     return out
 
@@ -138,16 +137,17 @@ def _attend(
 
 
 @cache
-def _kernel(P: int, D: int, G: int, VG: int, int4: bool) -> Callable[..., None]:
-    """Compiles for page size P, head size D, G query heads a KV head and VG channels a value scale.
+def _kernel(int4: bool) -> Callable[..., None]:
+    """Compiles for a type of cache: for page size P, head size D, G query heads a KV head and VG channels a value scale.
 
-    Only these numbers are closed over, so that numba finds the machine code in its cache the next time.
+    Only `int4` is closed over, so that numba finds the machine code in its cache the next time.
     """
 
     @njit(fastmath=FAST, parallel=True, nogil=True, cache=True)
     def paged_attention(
         q: Any, k: Any, v: Any, ks: Any, km: Any, vs: Any, vm: Any, raw_k: Any, raw_v: Any,
         table: Any, block_row: Any, block_len: Any, start: Any, block_seq: Any, block_raw: Any, out: Any,
+        P: Any, D: Any, G: Any, VG: Any,
     ) -> None:  # fmt: skip
         heads = raw_k.shape[1]
         for item in prange(block_row.shape[0] * heads):
