@@ -67,7 +67,7 @@ def turn(python: str, side: str, model: str, texts: list[str], new: int, dtype: 
     command = [python, __file__, "--side", side, model, "", "", "--new", str(new), "--dtype", dtype]
     done = subprocess.run(command, input=json.dumps(texts), stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    rate = found["tokens"] / found["seconds"]
+    rate: float = found["tokens"] / found["seconds"]
     print(f"{side:7} {found['tokens']:6} tokens {found['seconds']:7.1f} s {rate:7.1f} tokens/s", flush=True)
     return rate
 
