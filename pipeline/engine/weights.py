@@ -25,7 +25,7 @@ from .model_config import ModelConfig, RopeScaling, config_from_gguf, config_fro
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LoadedModel", "ModelConfig", "RopeScaling", "load_config", "load_model", "locate", "model_identity"]
+__all__ = ["LoadedModel", "ModelConfig", "RopeScaling", "check_model", "load_config", "load_model", "locate", "model_identity"]
 
 _GGUF_TOP = {"embed.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
 _GGUF_LAYER = {
@@ -71,12 +71,23 @@ def load_config(location: Path) -> ModelConfig:
     return config_from_gguf(GgufFile(location)) if location.is_file() else config_from_hf(location)
 
 
+def check_model(location: Path) -> None:
+    """Reads headers alone: whether all tensors are there, in shapes and types that can be read. Raises InputDataError."""
+    _open(location)
+
+
 def load_model(location: Path, dtype: "torch.dtype") -> LoadedModel:
     """Loads configuration and weights from a `.gguf` file or a Hugging Face folder (see `locate`).
 
     Peak memory is the weights in `dtype`, a few megabytes of work space, and the file's pages in the page cache.
     Raises InputDataError for damaged files, unknown architectures and missing, unknown or misshaped tensors.
     """
+    config, source, plan = _open(location)
+    return LoadedModel(config, _fill(source, plan, dtype, config))
+
+
+def _open(location: Path) -> "tuple[ModelConfig, WeightSource, dict[str, Parts]]":
+    """The configuration, the files, and where each of our tensors is found in them."""
     if location.is_file():
         file = GgufFile(location)
         config = config_from_gguf(file)
@@ -88,9 +99,9 @@ def load_model(location: Path, dtype: "torch.dtype") -> LoadedModel:
         source = SafetensorsWeights(location, config)
     if config.layers > len(source.shapes):
         raise InputDataError(Problem("model weights", f"{len(source.shapes)} tensors cannot make {config.layers:,} layers"))
-    plan = {name: list(parts) for name, parts in _plan(config)}
+    plan: dict[str, Parts] = {name: list(parts) for name, parts in _plan(config)}
     _check(source, plan)
-    return LoadedModel(config, _fill(source, plan, dtype, config))
+    return config, source, plan
 
 
 class GgufWeights:
