@@ -26,9 +26,11 @@ MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63  # the call says EINVAL past the kernel's own last
 
@@ -108,3 +110,16 @@ def drop_capabilities() -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     sets = (ctypes.c_uint32 * 6)()
     _check(_libc().capset(header, sets), "capset")
+
+
+def install_filter(program: bytes) -> None:
+    """Filters the system calls of this thread and all that it starts, by a BPF program: struct sock_filter[]."""
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+    held = Program(len(program) // 8, program)
+    _check(
+        _libc().prctl(ctypes.c_int(_PR_SET_SECCOMP), ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(held)),
+        "PR_SET_SECCOMP",
+    )

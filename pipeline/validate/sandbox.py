@@ -3,13 +3,14 @@
 Levels, weakest first; the strongest that the machine allows is used, never one below the job's `isolation`:
 
 none        a separate process with resource limits; where the kernel is not Linux
-process     and: no new privileges, no capabilities, an ordinary user where we are root, orphans found and killed
+process     and: no new privileges, no capabilities, a system-call filter, an ordinary user where we are root, orphans
+            found and killed
 namespaces  and: own process, network, IPC and mount namespaces; sees a read-only root with the interpreter and the
             system libraries alone, and a private scratch that is capped in bytes and files
 
 Two steps at the level `namespaces`. `enter_view` is done once by a warm parent: it leaves the host's root for
 the view. `confine` is done by each child that the parent forks into a PID namespace of its own (see zygote.py).
-A system-call filter and file rules belong at the end of `confine`, once nothing else needs rights.
+File rules belong at the end of `confine`, once nothing else needs rights.
 """
 
 import os
@@ -20,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import kernel
+from . import kernel, seccomp
 
 LEVELS = ("none", "process", "namespaces")  # weakest first
 NOBODY = 65534
@@ -239,6 +240,7 @@ def confine(level: str, limits: MemberLimits, scratch: str) -> None:
     _set_limits(limits, level)
     if level != "none":
         kernel.drop_capabilities()
+        seccomp.refuse_calls()
     os.environ["HOME"], os.environ["TMPDIR"] = scratch, SCRATCH_ROOT if level == "namespaces" else scratch
 
 

@@ -282,13 +282,14 @@ def test_no_process_survives(ask: Ask, trust: str) -> None:
     assert not processes_with("77.0625")
 
 
-def processes_with(text: str) -> list[str]:
+def processes_with(text: str, name: str = "") -> list[str]:
+    """Processes whose command line holds the text, and which have that name."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if text.encode() in path.read_bytes():
+            if text.encode() in path.read_bytes() and name in (path.parent / "comm").read_text():
                 found.append(path.parent.name)
-        except OSError:
+        except OSError:  # it has ended meanwhile
             continue
     return [pid for pid in found if int(pid) != os.getpid()]
 
@@ -308,6 +309,39 @@ def test_the_candidate_sees_little(ask: Ask) -> None:
     judgement = ask(indented(code), task("assert f(3) == 9", "asserts"))
     assert judgement.verdict == Verdict.PASSED, judgement
     assert judgement.isolation == "namespaces"
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="no filter for this processor")
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_calls_that_no_program_needs_are_refused(level: str) -> None:
+    code = """
+        import ctypes, errno, os, socket
+        libc = ctypes.CDLL(None, use_errno=True)
+        def refused(*arguments):
+            assert libc.syscall(*arguments) == -1
+            return errno.errorcode[ctypes.get_errno()]
+        def f(x):
+            assert "Seccomp:\t2" in open("/proc/self/status").read()
+            new_user = 0x10000000
+            clone, unshare = (56, 272) if os.uname().machine == "x86_64" else (220, 97)
+            assert refused(unshare, new_user) == refused(clone, new_user | 17, 0, 0, 0, 0) == "EPERM"
+            assert refused(425, 8, 0) == "EPERM", "io_uring_setup"
+            assert refused(435, 0, 0) == "ENOSYS", "clone3"
+            try:
+                socket.socket(socket.AF_VSOCK)
+            except OSError as error:
+                assert error.errno == errno.EAFNOSUPPORT
+            else:
+                assert False
+            socket.socketpair()[0].close()
+            return x * x
+        """
+    _, works, why = next(found for found in available_levels() if found[0] == level)
+    if not works:
+        pytest.skip(why)
+    with Judge(Validators(workers=1, isolation="process"), level=level) as judge:
+        judgement = judge.submit(task("assert f(3) == 9", "asserts"), indented(code)).result()
+    assert judgement.verdict == Verdict.PASSED, judgement
 
 
 TEST_KINDS = {
@@ -473,15 +507,11 @@ def test_a_killed_engine_leaves_no_process() -> None:
     engine = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert engine.stdout is not None
     assert engine.stdout.readline() == b"ready\n"
-    assert wait_until(lambda: bool(sleepers(marker)))
+    assert wait_until(lambda: bool(processes_with(marker, "sleep")))
     engine.send_signal(signal.SIGKILL)
     engine.wait()
     engine.stdout.close()
-    assert wait_until(lambda: not sleepers(marker))
-
-
-def sleepers(marker: str) -> list[str]:
-    return [pid for pid in processes_with(marker) if Path(f"/proc/{pid}/comm").read_text() == "sleep\n"]
+    assert wait_until(lambda: not processes_with(marker, "sleep"))
 
 
 def wait_until(true: Callable[[], bool], limit_s: float = 10.0) -> bool:
