@@ -73,27 +73,23 @@ def _tile(typingctx: Any, out: Any, a: Any, b: Any, row: Any, col: Any, inner: A
 
 @njit(fastmath=FAST)
 def _add_rows(out: Any, a: Any, b: Any, r: Any, inner: Any, cols: Any, rows: Any) -> None:
+    """Few kinds of tile, each with at least eight sums under way on AVX2 or AVX-512: every kind costs seconds to compile."""
     c = 0
+    if rows == 4:
+        while c + 2 * LANES <= cols:
+            _tile(out, a, b, r, c, inner, 4, 2)
+            c += 2 * LANES
+        if c < cols:
+            _tile(out, a, b, r, c, inner, 4, 1)
+        return
     while c + 4 * LANES <= cols:
-        if rows == 4:
-            _tile(out, a, b, r, c, inner, 4, 4)
-        elif rows == 2:
+        if rows == 2:
             _tile(out, a, b, r, c, inner, 2, 4)
         else:
             _tile(out, a, b, r, c, inner, 1, 4)
         c += 4 * LANES
-    while c + 2 * LANES <= cols:
-        if rows == 4:
-            _tile(out, a, b, r, c, inner, 4, 2)
-        elif rows == 2:
-            _tile(out, a, b, r, c, inner, 2, 2)
-        else:
-            _tile(out, a, b, r, c, inner, 1, 2)
-        c += 2 * LANES
     while c < cols:
-        if rows == 4:
-            _tile(out, a, b, r, c, inner, 4, 1)
-        elif rows == 2:
+        if rows == 2:
             _tile(out, a, b, r, c, inner, 2, 1)
         else:
             _tile(out, a, b, r, c, inner, 1, 1)

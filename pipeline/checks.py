@@ -59,8 +59,10 @@ def check_job(job: LoadedJob) -> JobCheck:
         _check_sandbox(spec, found)
     with found.collecting():
         _check_output(job.output_dir, tasks * spec.generation.samples, spec.generation.max_new_tokens, found)
-    problems = tuple(problem for error in found.errors for problem in error.problems)
-    return JobCheck(problems, tuple(found.warnings), min((e.exit_code for e in found.errors), default=0), tasks)
+    problems = dict.fromkeys(problem for error in found.errors for problem in error.problems)  # each once
+    return JobCheck(
+        tuple(problems), tuple(dict.fromkeys(found.warnings)), min((e.exit_code for e in found.errors), default=0), tasks
+    )
 
 
 def check_json(check: JobCheck) -> Json:
@@ -124,12 +126,16 @@ def _check_model(job: LoadedJob, found: _Findings) -> "PromptBuilder | None":
 
 
 def _check_weights(location: Path, spec: Job, config: "ModelConfig", found: _Findings) -> None:
-    """Headers of the weight files, and whether the weights fit into memory."""
+    """Headers of the weight files, and whether the weights and a cache fit into memory."""
     from .engine.control_groups import memory_bytes
+    from .engine.memory import cache_size
     from .engine.weights import check_model
     from .estimate import weight_bytes
 
     check_model(location)
+    max_context = min(spec.model.max_context or config.max_context, config.max_context)
+    with found.collecting():
+        cache_size(config, spec.batching, spec.kv_cache, max_context)
     need, available = weight_bytes(config, spec.model.dtype), memory_bytes()[1]
     if need > available:
         message = f"the weights take {bytes_text(need)} of memory, and {bytes_text(available)} is available"

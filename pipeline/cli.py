@@ -1,17 +1,21 @@
 """The command line: parses, calls one function, prints what it returns. Data goes to stdout, messages to stderr."""
 
+import errno
 import os
+import signal
 import sys
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from ..schemas.errors import CodegenBatchError
+from ..schemas.errors import CodegenBatchError, EnvironmentFailure, Stopped
 from .cli_import import app as import_app
 from .cli_options import AsJson, JobFile, Limit, Overrides
 from .cli_runs import judge, run, show, status
+
+INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
@@ -21,6 +25,9 @@ class Commands(TyperGroup):
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
+        except KeyboardInterrupt:
+            typer.echo("interrupted; what is committed stays, and the same command goes on from there", err=True)
+            raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             from .terminal import CLOSED_PIPE
 
@@ -169,8 +176,11 @@ def schema() -> None:
 
 def main() -> None:
     """The entry point. Every error ends in a message on stderr and an exit code of schemas/errors.py."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
+    signal.signal(signal.SIGTERM, _stop)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the shell closed it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the life of the process
+        elif isinstance(stream := getattr(sys, name), TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # model output holds what a terminal's encoding may lack
     try:
         app(prog_name="codegen-batch")
@@ -179,11 +189,26 @@ def main() -> None:
 
         print_problems(error.problems)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            _crash(error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        typer.echo("error: standard output: no space left on the device it goes to", err=True)
+        sys.exit(EnvironmentFailure.exit_code)
     except Exception as error:
-        from .terminal import print_crash
+        _crash(error)
 
-        print_crash(error)
-        sys.exit(CodegenBatchError.exit_code)
+
+def _stop(_number: int, _frame: object) -> NoReturn:
+    """SIGTERM before a run has begun, or after it: nothing is lost."""
+    raise Stopped("stopped by SIGTERM; the same command goes on from here")
+
+
+def _crash(error: Exception) -> NoReturn:
+    from .terminal import print_crash
+
+    print_crash(error)
+    sys.exit(CodegenBatchError.exit_code)
 
 
 if __name__ == "__main__":

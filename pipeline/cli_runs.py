@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..schemas.errors import UsageError
-from .cli_options import AsJson, JobFile, Limit, Overrides, Quiet, RunDir
+from .cli_options import AsJson, JobFile, Limit, Overrides, Quiet, RunDir, folder
 
 if TYPE_CHECKING:
     from .run import RunOutcome
-
-INTERRUPTED = 130
 
 
 def run(
     job: JobFile,
     overrides: Overrides = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where results go; the job's own folder by default.", show_default=False)
+        Path | None,
+        typer.Option(metavar="DIR", parser=folder, help="Where results go; the job's own folder by default.", show_default=False),
     ] = None,
     limit: Limit = None,
     quiet: Quiet = False,
@@ -39,15 +38,10 @@ def run(
     from .run import run_job
     from .terminal import stderr
 
-    try:
-        outcome = run_job(load_job(job, overrides or ()), output=output, limit=limit, console=stderr(), quiet=quiet)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; what is committed stays, and the same command goes on from there", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    _finish(outcome, as_json)
+    _finish(run_job(load_job(job, overrides or ()), output=output, limit=limit, console=stderr(), quiet=quiet), as_json)
 
 
-def status(folder: RunDir, as_json: AsJson = False) -> None:
+def status(run_folder: RunDir, as_json: AsJson = False) -> None:
     """Show how far a run is, while it runs or afterwards.
 
     [bold]Examples[/]
@@ -59,7 +53,7 @@ def status(folder: RunDir, as_json: AsJson = False) -> None:
     from .store import read_run
     from .terminal import print_json, stdout
 
-    found = read_status(read_run(folder))
+    found = read_status(read_run(run_folder))
     if as_json:
         print_json(status_json(found))
     else:
@@ -67,7 +61,7 @@ def status(folder: RunDir, as_json: AsJson = False) -> None:
 
 
 def show(
-    folder: RunDir,
+    run_folder: RunDir,
     task_id: Annotated[str, typer.Argument(metavar="TASK_ID", help="The task.", show_default=False)],
     sample: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this sample.", show_default=False)] = None,
     as_json: AsJson = False,
@@ -84,7 +78,7 @@ def show(
     from .task_lookup import find_task
     from .terminal import print_json, stdout
 
-    found = read_run(folder)
+    found = read_run(run_folder)
     rows = find_rows(found, task_id, sample)
     if as_json:
         print_json(rows)
@@ -100,7 +94,7 @@ def judge(
     tasks: Annotated[
         list[str], typer.Option(metavar="SHARDS", help="Task shards, files or globs; may be repeated.", show_default=False)
     ],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Where results go.", show_default=False)],
+    output: Annotated[Path, typer.Option(metavar="DIR", parser=folder, help="Where results go.", show_default=False)],
     cpu_s: Annotated[float | None, typer.Option(metavar="S", help="Seconds of processor time a sample.")] = None,
     wall_s: Annotated[float | None, typer.Option(metavar="S", help="Seconds by the clock a sample.")] = None,
     memory_mb: Annotated[int | None, typer.Option(metavar="MB", help="Memory a sample.")] = None,

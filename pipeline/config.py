@@ -76,9 +76,9 @@ class LoadedJob:
         given = self.job.model.path
         if given.startswith("package:"):
             return given
-        resolved = self.base / Path(given).expanduser()
+        resolved = Path(os.path.normpath(self.base / os.path.expanduser(given)))
         is_path = resolved.exists() or given.startswith(".") or given.endswith(".gguf") or not _HUB_ID.fullmatch(given)
-        return str(resolved) if is_path else given
+        return os.path.join(".", resolved) if is_path else given  # what begins with a dot is never looked up on the hub
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> LoadedJob:

@@ -81,13 +81,6 @@ def compute_metrics(
     ]
 
 
-def read_metrics(path: Path) -> list[Metric]:
-    """The metrics that a run has written. Raises OSError or pyarrow.ArrowException where there are none to read."""
-    import pyarrow.parquet as pq
-
-    return [Metric(**row) for row in pq.read_table(path).to_pylist()]
-
-
 def pass_ks(samples: int) -> list[int]:
     """The k that pass@k is given for."""
     return sorted({k for k in _KS if k <= samples} | {samples})

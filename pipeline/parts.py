@@ -144,6 +144,17 @@ def _sound(value: Any) -> Any:
 # Reading
 
 
+def read_metrics(path: Path) -> list[Metric] | None:
+    """The metrics in a file; None if there is none, or it is damaged: they can be computed again."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return [Metric(**row) for row in pq.read_table(path).to_pylist()]
+    except (pa.ArrowException, OSError, TypeError):
+        return None
+
+
 def part_number(path: Path) -> int:
     """The number in a part's name; -1 if the file is no part."""
     match = _PART_NAME.fullmatch(path.name)

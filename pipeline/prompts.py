@@ -39,6 +39,7 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._system_prompt = generation.system_prompt
         self._max_context = max_context
+        self._most_characters = max_context * tokenizer.longest_token
         self._raw = generation.prompt_template == "raw"
         self._template = None if generation.prompt_template in ("chat", "raw") else _Template(generation.prompt_template)
         if self._raw and generation.system_prompt is not None:
@@ -77,6 +78,11 @@ class PromptBuilder:
             return RowFailure("prompt", "invalid_utf8", f"the prompt holds a character that is no text: {error.reason}")
         except Exception as error:  # a template can raise anything, and its row is what fails
             return RowFailure("prompt", "bad_template", f"{type(error).__name__}: {error}")
+        if len(rendered.text) > self._most_characters:  # encoding it would take long, for nothing
+            message = (
+                f"the prompt has {len(rendered.text):,} characters; {self._max_context:,} tokens of context cannot hold them"
+            )
+            return RowFailure("prompt", "prompt_too_long", message)
         return rendered
 
     def _raw_prompt(self, task: Task) -> Rendered:

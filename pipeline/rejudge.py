@@ -1,9 +1,9 @@
 """The validators alone, on completions made elsewhere: a run's results, or samples as JSON lines."""
 
 import gzip
-import hashlib
 import json
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -21,7 +21,7 @@ from .progress import Progress, State
 from .run import RunOutcome, outcome, stderr_console, versions
 from .signals import StopSignals
 from .store import RunFolder, fingerprint
-from .tasks import check_shards, find_shards, read_tasks
+from .tasks import check_shards, digests, find_shards, read_tasks, sha256_of
 from .validate.judge import JUDGE_VERSION, Judge
 
 if TYPE_CHECKING:
@@ -52,13 +52,27 @@ def judge_samples(
     Raises:
         CodegenBatchError: one of its kinds. A sample that cannot be judged is an error row.
     """
-    began, files = datetime.now(UTC), _files(samples)
+    with StopSignals() as signals:
+        return _judge_files(samples, _files(samples), shards, output, validators, signals, console, quiet)
+
+
+def _judge_files(
+    samples: Path,
+    files: Sequence[Path],
+    shards: Sequence[str],
+    output: Path,
+    validators: Validators,
+    signals: StopSignals,
+    console: "Console | None",
+    quiet: bool,
+) -> RunOutcome:
+    began = datetime.now(UTC)
     paths = find_shards(shards, Path.cwd())
     check_shards(paths).raise_if_fatal()
     tasks = {row.task_id: row for row in read_tasks(paths) if isinstance(row, Task)}
     rows = list(_read(files))
     identity = {
-        "samples": {path.name: _sha256(path) for path in files},
+        "samples": {path.name: sha256_of(path) for path in files},
         "judge_version": JUDGE_VERSION,
         "validators": validators.model_dump(exclude={"workers", "isolation"}),
     }
@@ -66,9 +80,10 @@ def judge_samples(
     with RunFolder.open(
         output, job=job, fingerprint=fingerprint(identity), identity=identity, versions=versions()
     ) as folder:  # fmt: skip
+        folder.hold_to(digests(paths))
         folder.set_expected(len(rows))
-        start = State(len(rows), judged=len(folder.committed()))
-        with Progress(console or stderr_console(), start, quiet=quiet) as progress, StopSignals() as signals:
+        start = State(len(rows), judged=len(folder.committed()), tokens=None)
+        with Progress(console or stderr_console(), start, quiet=quiet) as progress:
             seconds = _judge(rows, tasks, folder, validators, progress, signals)
         most = max(Counter(task_id for task_id, _, _ in rows).values())
         priorities = {task.task_id: task.priority for task in tasks.values()}
@@ -86,7 +101,7 @@ def _judge(
     signals: StopSignals,
 ) -> dict[str, float]:
     began = time.perf_counter()
-    with Judge(validators) as judge, Finisher(folder, judge, Output(), progress) as finisher:
+    with Judge(validators) as judge, Finisher(folder, judge, Output(), progress) as finisher, signals.orderly():
         for task_id, index, what in rows:
             if signals.asked:
                 break
@@ -102,7 +117,6 @@ def _judge(
                 finisher.generated(Finished(task_id, index, what))
             finisher.collect()
         finisher.drain()
-    signals.raise_if_asked()
     return {"commit": finisher.commit_seconds, "total": time.perf_counter() - began}
 
 
@@ -173,7 +187,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, Sample]]:
                 if index is None:
                     index, counts[task_id] = counts[task_id], counts[task_id] + 1
                 yield place, (task_id, index, Generation(code))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputDataError(Problem(str(path), f"cannot be read: {error}")) from error
 
 
@@ -181,7 +195,7 @@ def _parse(line: bytes) -> tuple[str, int | None, str]:
     """(task id, sample index if given, completion) of a JSON line. Raises RowFailure."""
     try:
         row: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RowFailure("read", "bad_value", f"no JSON: {error}") from error
     if not isinstance(row, dict) or not isinstance(row.get("task_id"), str):
         raise RowFailure("read", "bad_value", "no JSON object with a text `task_id`")
@@ -192,8 +206,3 @@ def _parse(line: bytes) -> tuple[str, int | None, str]:
     if index is not None and (not isinstance(index, int) or not 0 <= index < 2**31):
         raise RowFailure("read", "bad_value", f"sample_index is {index!r}, not a number from 0")
     return row["task_id"], index, code
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,13 +4,13 @@ Reading, prompting and planning happen a window at a time; judging and committin
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 from ..schemas.errors import ErrorRateExceeded, Problem, RowFailure
 from ..schemas.job import Job
@@ -20,19 +20,21 @@ from .config import LoadedJob, load_job
 from .engine.memory import fast_dtype
 from .engine.weights import load_config, locate, model_identity
 from .finish import Finisher
-from .metrics import DEFAULT_PRIORITY, compute_metrics, read_metrics
+from .metrics import DEFAULT_PRIORITY, compute_metrics
 from .plan import order
 from .progress import Progress, State
 from .prompts import PROMPT_VERSION, Prompt, PromptBuilder
 from .signals import StopSignals
 from .store import RunFolder, RunInfo, fingerprint, read_run
-from .tasks import check_shards, find_shards, read_tasks
+from .tasks import check_shards, digests, find_shards, read_tasks
 from .validate.judge import JUDGE_VERSION, Judge
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .engine.engine import Engine, Request
+
+Row = TypeVar("Row", Task, Task | BadRow)
 
 WINDOW = 4096  # tasks that are read and put in order together
 VERSIONS = ("codegen-batch", "torch", "numba", "pyarrow", "tokenizers")
@@ -65,9 +67,16 @@ def run_job(
 
     Raises:
         CodegenBatchError: one of its kinds, see schemas/errors.py. Rows that were committed before stay.
-        KeyboardInterrupt: after an orderly end by SIGINT; the same call resumes.
+        KeyboardInterrupt, Stopped: after an orderly end by SIGINT or SIGTERM; the same call resumes.
     """
-    loaded = job if isinstance(job, LoadedJob) else load_job(job)
+    with StopSignals() as signals:
+        loaded = job if isinstance(job, LoadedJob) else load_job(job)
+        return _run(loaded, output, limit, signals, console, quiet)
+
+
+def _run(
+    loaded: LoadedJob, output: Path | None, limit: int | None, signals: StopSignals, console: "Console | None", quiet: bool
+) -> RunOutcome:
     spec, began = loaded.job, datetime.now(UTC)
     refuse_parallel(spec)
     shards = find_shards(loaded.shard_patterns, Path())
@@ -76,7 +85,6 @@ def run_job(
     model = locate(loaded.model_path, Path())
     identity = run_identity(spec, model)
     limit = limit or spec.tasks.limit
-    expected = min(report.rows, limit or report.rows) * spec.generation.samples
     with RunFolder.open(
         output or loaded.output_dir,
         job=_with_places(loaded, shards, model),
@@ -84,15 +92,19 @@ def run_job(
         identity=identity,
         versions=versions(),
     ) as folder:
-        folder.set_expected(expected)
-        if len(folder.committed()) >= expected and (folder.path / "metrics.parquet").exists():
-            return outcome(folder, read_metrics(folder.path / "metrics.parquet"), spec.output.max_error_rate)
-        work = _Work(spec, folder, read_tasks(shards, limit))
-        start = State(expected, judged=len(folder.committed()))
-        with Progress(console or stderr_console(), start, quiet=quiet) as progress, StopSignals() as signals:
-            stats, seconds = work.run(model, progress, signals)
-        samples = spec.generation.samples
-        metrics = compute_metrics(folder.results(), stats, seconds, samples, work.priorities, since=began)
+        folder.hold_to(digests(shards))
+        work = _Work(spec, folder, lambda: read_tasks(shards, limit))
+        missing = work.count_missing(min(report.rows, limit or report.rows))
+        folder.set_expected(len(folder.committed()) + missing)
+        if not missing and (metrics := folder.metrics()):
+            return outcome(folder, metrics, spec.output.max_error_rate)
+        stats: EngineStats | None = None
+        seconds: dict[str, float] = {}
+        if missing:
+            start = State(len(folder.committed()) + missing, judged=len(folder.committed()))
+            with Progress(console or stderr_console(), start, quiet=quiet) as progress:
+                stats, seconds = work.run(model, progress, signals)
+        metrics = compute_metrics(folder.results(), stats, seconds, spec.generation.samples, work.priorities, since=began)
         folder.write_metrics(metrics)
         return outcome(folder, metrics, spec.output.max_error_rate)
 
@@ -100,10 +112,16 @@ def run_job(
 class _Work:
     """One invocation's work on a run's folder."""
 
-    def __init__(self, job: Job, folder: RunFolder, rows: Iterator[Task | BadRow]) -> None:
-        self.job, self.folder, self.rows = job, folder, rows
+    def __init__(self, job: Job, folder: RunFolder, read: Callable[[], Iterator[Task | BadRow]]) -> None:
+        self.job, self.folder, self.read = job, folder, read
         self.samples = range(job.generation.samples)
         self.priorities: dict[str, str] = {}
+
+    def count_missing(self, rows: int) -> int:
+        """Samples that are not committed yet, of so many task rows. Reads the rows only where some are committed."""
+        if not self.folder.committed():
+            return rows * len(self.samples)
+        return sum(len(self._missing(self._noted(row).task_id)) for row in self.read())
 
     def run(self, model: Path, progress: Progress, signals: StopSignals) -> tuple[EngineStats, dict[str, float]]:
         """Does all that is left; returns what the engine counted and the seconds of each stage."""
@@ -112,13 +130,13 @@ class _Work:
             engine = load_engine(self.job, model)
             loaded = time.perf_counter()
             builder = PromptBuilder(engine.tokenizer, self.job.generation, engine.max_context)
-            try:
-                _generate(engine, self._requests(builder, finisher), finisher, progress, signals)
-            finally:
-                generated = time.perf_counter()
-                finisher.drain()
+            with signals.orderly():
+                try:
+                    _generate(engine, self._requests(builder, finisher), finisher, progress, signals)
+                finally:
+                    generated = time.perf_counter()
+                    finisher.drain()
         ended = time.perf_counter()
-        signals.raise_if_asked()
         seconds = {
             "load": loaded - began,
             "generate": generated - loaded,
@@ -132,7 +150,8 @@ class _Work:
         """The prompts that are still to be answered, a planned window after the other; bad rows go straight to the end."""
         from .engine.engine import Request
 
-        while window := list(islice(self.rows, WINDOW)):
+        rows = self.read()
+        while window := list(islice(rows, WINDOW)):
             tasks = [row for row in window if self._is_task(row, finisher)]
             prompts: list[tuple[Task, Prompt]] = []
             for task, prompt in zip(tasks, builder.build_many(tasks), strict=True):
@@ -153,9 +172,13 @@ class _Work:
         if isinstance(row, BadRow):
             self._fail(finisher, row.task_id, row.error)
             return False
-        if row.priority != DEFAULT_PRIORITY:
+        return bool(self._missing(self._noted(row).task_id))
+
+    def _noted(self, row: Row) -> Row:
+        """The same row, its priority kept for the metrics."""
+        if isinstance(row, Task) and row.priority != DEFAULT_PRIORITY:
             self.priorities[row.task_id] = row.priority
-        return bool(self._missing(row.task_id))
+        return row
 
     def _missing(self, task_id: str) -> tuple[int, ...]:
         return tuple(i for i in self.samples if (task_id, i) not in self.folder.committed())

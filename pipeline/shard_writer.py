@@ -236,7 +236,7 @@ def _claim_all(parts: Sequence[Path], targets: Sequence[Path]) -> None:
 
 def taken(shard: Path) -> UsageError:
     """The error for a shard that is already there."""
-    return UsageError(Problem(str(shard), "the shard exists already", "choose another folder, or ask for it to be overwritten"))
+    return UsageError(Problem(str(shard), "the shard exists already", "choose another folder, or say --overwrite"))
 
 
 def sync_file(path: Path) -> None:

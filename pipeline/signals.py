@@ -1,7 +1,9 @@
-"""Asks a run to stop in order: the first SIGTERM or SIGINT is noted, a second one ends at once."""
+"""Ends a run on SIGTERM or SIGINT: in order while it generates, at once where there is nothing to bring home."""
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -11,10 +13,14 @@ HANDLED = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """A context manager. Outside the main thread, where Python delivers no signals, it does nothing."""
+    """A context manager. Outside the main thread, where Python delivers no signals, it does nothing.
+
+    A signal raises KeyboardInterrupt or Stopped. Within `orderly` the first one is only noted, for the loop to see.
+    """
 
     def __init__(self) -> None:
         self.asked: signal.Signals | None = None
+        self._orderly = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -26,14 +32,25 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    @contextmanager
+    def orderly(self) -> Iterator[None]:
+        """Leaves it to the block to look at `asked` and to end; raises afterwards if a signal came meanwhile."""
+        self._orderly = True
+        try:
+            yield
+        finally:
+            self._orderly = False
         if self.asked:
-            raise KeyboardInterrupt
-        self.asked = signal.Signals(number)
+            raise _reason(self.asked)
 
-    def raise_if_asked(self) -> None:
-        """Ends an interrupted run once its rows are safe: KeyboardInterrupt for SIGINT, Stopped for SIGTERM."""
-        if self.asked is signal.SIGINT:
-            raise KeyboardInterrupt
-        if self.asked:
-            raise Stopped(f"stopped by {self.asked.name}; the same command goes on from here")
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        again, self.asked = self.asked, signal.Signals(number)
+        if again or not self._orderly:
+            raise _reason(self.asked)
+
+
+def _reason(number: signal.Signals) -> BaseException:
+    """KeyboardInterrupt for SIGINT, Stopped for SIGTERM."""
+    if number is signal.SIGINT:
+        return KeyboardInterrupt()
+    return Stopped(f"stopped by {number.name}; the same command goes on from here")

@@ -1,7 +1,7 @@
 """A run's folder: who it belongs to, which rows it has, and how rows get into it exactly once.
 
     OUT/run.json             the resolved job, fingerprint, identity, versions, host; written once
-    OUT/state.json           how many rows are expected; the run is finished when it has them
+    OUT/state.json           how many rows are expected (the run is finished when it has them), and the shards' digests
     OUT/results/part-*.parquet   immutable parts; corrupt/ has those that were damaged
     OUT/manifest.jsonl       one line a part; an index that is made again from the parts where it lacks any
     OUT/metrics.parquet
@@ -36,6 +36,7 @@ from .parts import (
     part_number,
     part_paths,
     read_manifest,
+    read_metrics,
     recover_parts,
     write_part,
 )
@@ -172,15 +173,39 @@ class RunFolder:
         self._broken = False
         return path
 
+    def metrics(self) -> list[Metric] | None:
+        """The metrics that are there; None if there are none, or they are damaged."""
+        return read_metrics(self.path / "metrics.parquet")
+
     def write_metrics(self, metrics: Sequence[Metric]) -> None:
         """Replaces metrics.parquet at once. Raises EnvironmentFailure."""
         with disk_errors(self.path):
             replace_file(self.path / "metrics.parquet", encode_metrics(metrics))
 
-    def set_expected(self, rows: int) -> None:
-        """Says how many rows the whole run has: tasks × samples. Raises EnvironmentFailure."""
+    def hold_to(self, shards: Mapping[str, str]) -> None:
+        """Keeps the digests (name: SHA-256) of the task shards. A later invocation may add shards; one that changed or is
+        gone would leave rows of other tasks among the new ones.
+
+        Raises:
+            OutputConflict: a shard of an earlier invocation is not among these.
+            EnvironmentFailure: the folder cannot be written.
+        """
         with disk_errors(self.path):
-            replace_file(self.path / "state.json", json.dumps({"expected_rows": rows}).encode())
+            state = _read_json(self.path / "state.json", []) or {}
+            now = set(shards.values())
+            lost = [name for name, digest in state.get("shards", {}).items() if digest not in now]
+            if lost:
+                message = "was a task shard of this run, and has changed or is not among the job's shards any more"
+                raise OutputConflict(
+                    *(Problem(name, message, "give the shards it began with, or another --output") for name in lost)
+                )
+            replace_file(self.path / "state.json", json.dumps(state | {"shards": dict(shards)}).encode())
+
+    def set_expected(self, rows: int) -> None:
+        """Says how many rows the whole run has: those committed and those to come. Raises EnvironmentFailure."""
+        with disk_errors(self.path):
+            state = _read_json(self.path / "state.json", []) or {}
+            replace_file(self.path / "state.json", json.dumps(state | {"expected_rows": rows}).encode())
 
     def log(self, event: str, **fields: Any) -> None:
         """Appends to log.jsonl. A log that cannot be written is reported and ends no run."""
@@ -205,9 +230,9 @@ def read_run(path: str | Path) -> RunInfo:
             raise UsageError(Problem(str(path), "there is no run in this folder: it has no run.json"))
         listed = read_manifest(path / "manifest.jsonl")
         parts = part_paths(path / "results")
-        state = _read_json(path / "state.json", ["expected_rows"])
+        state = _read_json(path / "state.json", []) or {}
     rows = sum(listed[part.name].rows if part.name in listed else _count_rows(part) for part in parts)
-    expected = state["expected_rows"] if state else None
+    expected = state.get("expected_rows")
     return RunInfo(path=path, parts=tuple(parts), rows=rows, expected_rows=expected, **{name: run[name] for name in RUN_KEYS})
 
 

@@ -115,6 +115,17 @@ def shard_names(shards: Sequence[Path]) -> list[str]:
     return names
 
 
+def digests(shards: Sequence[Path]) -> dict[str, str]:
+    """The SHA-256 of each shard's content, by its name."""
+    return dict(zip(shard_names(shards), map(sha256_of, shards), strict=True))
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read_tasks(shards: Sequence[Path], limit: int | None = None) -> Iterator[Task | BadRow]:
     """Streams the rows of checked shards, in order, in constant memory but for 16 bytes and their set entry an id.
 

@@ -15,6 +15,7 @@ from ..schemas.errors import Problem
 from .show import printable
 
 DEBUG = "CODEGEN_BATCH_DEBUG"  # environment variable: set, tracebacks are shown
+PLAIN_WIDTH = 120  # columns of a table off a terminal
 CLOSED_PIPE = 128 + 13  # exit code, as a shell gives it to those that SIGPIPE ends
 
 
@@ -35,7 +36,7 @@ class MessageConsole(Console):
 
 def stdout() -> Console:
     """Where data goes: plain off a terminal, and with NO_COLOR."""
-    return DataConsole()
+    return DataConsole(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH)
 
 
 def stderr() -> Console:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
+MOST_TASKS = 10**12  # far beyond any data set, and within what an iterator counts
 
 
 class Section(BaseModel):
@@ -30,20 +31,22 @@ class Tasks(Section):
     """What is asked."""
 
     shards: list[str] = Field(min_length=1, description="Parquet files or globs, relative to the job file.")
-    limit: Positive | None = Field(None, description="Take only the first N tasks.")
+    limit: Positive | None = Field(None, le=MOST_TASKS, description="Take only the first N tasks.")
 
 
 class Generation(Section):
     """How completions are sampled."""
 
-    samples: Positive = Field(1, description="Completions a task.")
+    samples: Positive = Field(1, le=10_000, description="Completions a task.")
     max_new_tokens: Positive = Field(512, description="Cap on the tokens of a completion.")
     temperature: float = Field(0.0, ge=0, le=10, description="0 is greedy.")
     top_k: int = Field(0, ge=0, description="0 is off.")
     top_p: float = Field(1.0, gt=0, le=1, description="Keep the likeliest tokens up to this probability; 1 is off.")
     min_p: float = Field(0.0, ge=0, le=1, description="Drop tokens below this share of the likeliest; 0 is off.")
     repetition_penalty: float = Field(1.0, gt=0, le=10, description="1 is off.")
-    stop: list[str] = Field(default_factory=list, description="Strings that end a completion; they are not part of it.")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, description="Strings that end a completion; they are not part of it."
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="The same seed gives the same completions.")
     system_prompt: str | None = Field(None, description="Added before chat prompts that have no system turn.")
     prompt_template: Literal["chat", "raw"] | str = Field(
@@ -99,7 +102,7 @@ class Validators(Section):
     wall_s: float = Field(20.0, gt=0, le=3600, description="Seconds by the clock: a backstop; cpu_s is the limit that counts.")
     cpu_s: float = Field(5.0, gt=0, le=3600, description="Seconds of processor time a sample.")
     memory_mb: int = Field(1024, ge=64, description="Memory a sample.")
-    workers: Positive | None = Field(None, description="Judges at once; the number of cores by default.")
+    workers: Positive | None = Field(None, le=1024, description="Judges at once; the number of cores by default.")
     isolation: Literal["none", "process", "namespaces"] = Field(
         "namespaces", description="The weakest sandbox that is accepted; the strongest available is used."
     )
@@ -108,7 +111,7 @@ class Validators(Section):
 class Output(Section):
     """Where results go."""
 
-    dir: str | None = Field(None, description="Relative to the working directory; runs/NAME by default.")
+    dir: str | None = Field(None, min_length=1, description="Relative to the working directory; runs/NAME by default.")
     rows_per_part: Positive = Field(256, description="Result rows a Parquet part; a part is committed at once or not at all.")
     max_error_rate: float = Field(0.1, ge=0, le=1, description="More error rows than this share end the job with code 5.")
 

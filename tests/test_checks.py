@@ -1,6 +1,7 @@
 """`validate`: all that is wrong with a job, at once."""
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def test_many_bad_rows_are_counted_not_listed(tmp_path: Path) -> None:
     [
         ([{**GOOD, "test_kind": None}], (), "tasks: 1 of 1 task have no tests: their verdict will be no_tests"),
         ([GOOD], ["model.max_context=9000"], "model.max_context: 9,000 is more than the model's 8,192, which is used"),
-        ([GOOD], ["generation.samples=1000000000"], "results may take up to"),
+        ([GOOD], ["generation.samples=10000", "generation.max_new_tokens=1000000000"], "results may take up to"),
     ],
     ids=["no tests", "context", "disk"],
 )
@@ -182,6 +183,25 @@ def test_paths_are_relative_to_the_job_file(tmp_path: Path, monkeypatch: pytest.
     write_job(folder, shards="[../tasks.parquet]")
     monkeypatch.chdir(tmp_path)
     assert check_file("jobs/job.yaml").problems == ()
+
+
+def test_a_cache_that_holds_nothing_is_found(tmp_path: Path) -> None:
+    found = check(tmp_path, "kv_cache.memory=1MB")
+    assert found.exit_code == 7
+    assert lines(found.problems, tmp_path)[0].startswith("kv_cache.memory: 1 MiB is too little")
+
+
+def test_a_problem_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03")
+    problems = lines(check(tmp_path, model="cut.gguf").problems, tmp_path)
+    assert len(problems) == 1
+
+
+def test_prompts_far_too_long_are_not_encoded(tmp_path: Path) -> None:
+    began = time.monotonic()
+    found = check(tmp_path, "generation.prompt_template='{{ prompt * 10000000 }}'", "output.max_error_rate=1")
+    assert "prompt_too_long" in lines(found.warnings, tmp_path)[0]
+    assert time.monotonic() - began < 30
 
 
 def test_json_says_whether_all_is_well(tmp_path: Path) -> None:

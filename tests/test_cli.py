@@ -1,7 +1,12 @@
 """The command line as users meet it: a real process, its two streams and its exit code."""
 
+import gzip
 import json
 import os
+import random
+import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,12 +52,15 @@ def write_job(folder: Path, more: str = "", model: str = MODEL) -> Path:
 
 
 def test_help_is_quick() -> None:
-    def seconds() -> float:
-        began = time.perf_counter()
-        assert cli("--help").returncode == 0
-        return time.perf_counter() - began
+    """By processor time, which a loaded machine does not change much."""
 
-    assert min(seconds() for _ in range(3)) < 0.4
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert cli("--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(5)) < 0.4
 
 
 def test_nothing_heavy_is_imported_for_help() -> None:
@@ -88,6 +96,8 @@ def test_shells_complete_commands() -> None:
     [
         (["run"], "Missing argument 'JOB.yaml'"),
         (["fly"], "No such command 'fly'"),
+        (["run", "x.yaml", "--limit", "1" + "0" * 20], "--limit"),
+        (["run", "x.yaml", "--output", ""], "--output"),
         (["run", "x.yaml", "--limit", "0"], "--limit"),
         (["run", "x.yaml", "--sett", "a=b"], "No such option: --sett"),
         (["import", "pigeon"], "No such command 'pigeon'"),
@@ -350,6 +360,35 @@ def test_run_with_other_settings_is_a_conflict(quickstart: tuple[Path, Done]) ->
     assert "error: generation.max_new_tokens: was 8, now 9\n" in done.stderr
 
 
+def test_more_samples_of_fewer_tasks_are_made_and_nothing_is_lost(quickstart: tuple[Path, Done], tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(quickstart[0], folder)
+    before = verdicts(folder)
+    settings = ["--set", "generation.max_new_tokens=8", "--set", "generation.samples=3", "--quiet"]
+    done = cli("run", "jobs/quickstart.yaml", "--output", folder, "--limit", "2", *settings)
+    assert (done.returncode, "finished, 8 of 8 rows" in done.stdout) == (0, True)
+    after = verdicts(folder)
+    first_two = list(dict.fromkeys(task for task, _ in before))[:2]
+    assert after.keys() - before.keys() == {(task, 2) for task in first_two}
+    assert before.items() <= after.items()
+
+
+def test_damaged_metrics_are_computed_again(quickstart: tuple[Path, Done], tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(quickstart[0], folder)
+    (folder / "metrics.parquet").write_bytes(b"PAR1")
+    arguments = ["--limit", "3", "--set", "generation.max_new_tokens=8", "--quiet"]
+    done = cli("run", "jobs/quickstart.yaml", "--output", folder, *arguments)
+    assert (done.returncode, "finished, 6 of 6 rows" in done.stdout) == (0, True)
+    assert "run" in pq.read_table(folder / "metrics.parquet")["scope"].to_pylist()
+
+
+def test_output_that_cannot_be_printed_is_an_error_of_the_environment(quickstart: tuple[Path, Done]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "status", quickstart[0]], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (7, "error: standard output: no space left on the device it goes to\n")
+
+
 def test_status(quickstart: tuple[Path, Done]) -> None:
     folder, _ = quickstart
     done = cli("status", folder)
@@ -384,6 +423,42 @@ def test_judge_agrees_with_the_run(quickstart: tuple[Path, Done], tmp_path: Path
     assert verdicts(tmp_path / "again") == verdicts(folder)
 
 
+@pytest.fixture
+def judged(tmp_path: Path) -> list[str | Path]:
+    """The arguments of a small judging: one good line, and one that nests too deep to be read."""
+    write_shard(tmp_path / "tasks.parquet", [{**GOOD, "test": "assert f() == 1", "entry_point": "f"}])
+    good = json.dumps({"task_id": "a", "completion": "def f():\n    return 1\n"})
+    (tmp_path / "s.jsonl").write_text(f"{good}\n" + "[" * 100_000 + "\n")
+    shards = str(tmp_path / "*.parquet")
+    return ["judge", tmp_path / "s.jsonl", "--tasks", shards, "--output", tmp_path / "out", "--quiet", "--json"]
+
+
+def test_a_line_that_cannot_be_read_is_an_error_row(judged: list[str | Path]) -> None:
+    done = cli(*judged)
+    metrics = json.loads(done.stdout)["metrics"]
+    assert (done.returncode, metrics["verdict"]["passed"]["value"], metrics["run"]["error_rows"]["value"]) == (5, 1, 1)
+
+
+def test_a_shard_that_changed_is_a_conflict(judged: list[str | Path], tmp_path: Path) -> None:
+    assert cli(*judged).returncode == 5
+    write_shard(tmp_path / "tasks.parquet", [{**GOOD, "test": "assert f() == 2", "entry_point": "f"}])
+    done = cli(*judged)
+    assert (done.returncode, done.stdout) == (6, "")
+    assert "tasks.parquet: was a task shard of this run, and has changed" in done.stderr
+    write_shard(tmp_path / "tasks.parquet", [{**GOOD, "test": "assert f() == 1", "entry_point": "f"}])
+    write_shard(tmp_path / "more.parquet", [{**GOOD, "task_id": "b"}])
+    assert cli(*judged).returncode == 5, "a shard more is no conflict"
+
+
+def test_a_damaged_gzip_file_is_bad_input(judged: list[str | Path], tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(random.Random(0).randbytes(5000).hex().encode()))
+    packed[2000:2100] = b"\xff" * 100
+    (tmp_path / "s.jsonl.gz").write_bytes(packed)
+    done = cli(judged[0], tmp_path / "s.jsonl.gz", *judged[2:])
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "s.jsonl.gz: cannot be read: " in done.stderr
+
+
 def test_too_many_error_rows_end_a_run_with_5(tmp_path: Path) -> None:
     write_shard(tmp_path / "tasks.parquet", [GOOD, {"task_id": "b"}])
     job = write_job(tmp_path, "generation: {max_new_tokens: 4}\n")
@@ -391,6 +466,26 @@ def test_too_many_error_rows_end_a_run_with_5(tmp_path: Path) -> None:
     assert done.returncode == 5
     assert "ATTENTION" in done.stdout
     assert "1 of 2 rows ended in an error, more than the 10% allowed" in done.stderr
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler of its own for the signal."""
+    mask = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(mask and int(mask[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=["TERM", "INT"])
+def test_a_run_that_is_stopped_while_it_starts(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    arguments = ["run", "jobs/quickstart.yaml", "--output", str(tmp_path / "out")]
+    process = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    while not catches(process.pid, signal.SIGTERM):
+        time.sleep(0.01)
+    time.sleep(0.3)  # somewhere in its imports and checks
+    process.send_signal(number)
+    output, messages = process.communicate(timeout=120)
+    assert (process.returncode, output) == (code, "")
+    assert "the same command goes on from" in messages
+    assert "Traceback" not in messages
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:

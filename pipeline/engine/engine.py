@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ...kernels import ops as kernels
-from ...kernels.kv import KvLayout, KvPool
+from ...kernels.kv import KvPool
 from ...schemas.job import Batching, KvCache
 from ...schemas.records import EngineStats, Generation, Message, RowError
 from .counters import Counters, generation_of
-from .memory import cache_pages, fast_dtype
+from .memory import cache_size, fast_dtype
 from .model import Model
 from .pages import Pages
 from .runner import forward, last_rows
@@ -23,8 +23,6 @@ from .tokenizer import Tokenizer
 from .weights import load_model, locate
 
 __all__ = ["Engine", "Finished", "Request", "Sampling"]
-
-CONTEXTS = 2  # full contexts a slot that the cache is sized for at most: one running, one kept for its prefix
 
 
 class Engine:
@@ -58,19 +56,9 @@ class Engine:
         self.counters = Counters()
 
     def _storage(self) -> tuple[KvPool, Pages]:
-        size, width = self.cache.page_size, self.batching.max_sequences
-        layout = KvLayout(self.config.layers, self.config.kv_heads, self.config.head_dim, size, self.cache.dtype)
-        # A running sequence and a kept prompt hold one raw page each; a chunk touches one more at either end.
-        raw = 4 * width + self.batching.max_batch_tokens // size
-        context = -(-self.max_context // size)
-        sealed = cache_pages(
-            self.cache.memory,
-            layout.sealed_page_bytes,
-            fixed_bytes=raw * layout.raw_page_bytes,
-            least=1,
-            most=CONTEXTS * width * context,
-        )
-        return KvPool(layout, sealed, raw, torch.device("cpu")), Pages(size, sealed, raw, self.cache.prefix_caching)
+        layout, sealed, raw = cache_size(self.config, self.batching, self.cache, self.max_context)
+        pages = Pages(layout.page_size, sealed, raw, self.cache.prefix_caching)
+        return KvPool(layout, sealed, raw, torch.device("cpu")), pages
 
     # -- a stream of work ---------------------------------------------------------------------------------------------
 

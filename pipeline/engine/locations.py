@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -26,7 +27,7 @@ def locate(path: str, base: Path) -> Path:
     """
     if path.startswith("package:"):
         return _checked(_in_package(path), path)
-    local = base / Path(path).expanduser()
+    local = base / os.path.expanduser(path)
     if local.exists():
         return _checked(local, path)
     if _HUB_ID.fullmatch(path) and not path.endswith((".gguf", ".safetensors")):
@@ -128,8 +129,6 @@ def _from_hub(hub_id: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=["*.safetensors", INDEX_FILE, *SIDE_FILES]))
     except Exception as error:  # the client lets through its own errors, those of its HTTP library and the system's
-        reason = str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
         hint = "check the name and the network, or fetch it elsewhere (hf download) and name the folder"
-        raise InputDataError(
-            Problem(hub_id, f"no such folder, and the hub did not provide it: {type(error).__name__}: {reason}", hint)
-        ) from error
+        raise InputDataError(Problem(hub_id, f"no such folder, and the hub did not provide it: {reason}", hint)) from error

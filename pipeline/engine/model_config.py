@@ -89,7 +89,7 @@ def config_from_hf(folder: Path) -> ModelConfig:
     """Reads config.json and what belongs to it, old and new spellings. Raises InputDataError for what is not supported."""
     raw = read_json(folder / "config.json")
     where = "config.json"
-    architecture = _known(str(raw.get("model_type")), where)
+    architecture = _known(raw.get("model_type"), where)
     _refuse_unsupported(raw)
     try:
         heads = int(raw["num_attention_heads"])
@@ -104,7 +104,7 @@ def config_from_hf(folder: Path) -> ModelConfig:
             layers=int(raw["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or hidden_size // heads),
+            head_dim=int(raw.get("head_dim") or hidden_size // max(heads, 1)),
             rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=float(_rope(raw).get("rope_theta") or raw.get("rope_theta") or 10000.0),
             rope_scaling=_hf_scaling(_rope(raw)),
@@ -124,7 +124,7 @@ def config_from_hf(folder: Path) -> ModelConfig:
 def config_from_gguf(file: GgufFile) -> ModelConfig:
     """Reads the metadata. Raises InputDataError for what is missing or not supported."""
     meta = file.metadata
-    architecture = _known(str(meta.get("general.architecture")), file.path.name)
+    architecture = _known(meta.get("general.architecture"), file.path.name)
 
     def key(name: str) -> Any:
         return meta.get(f"{architecture}.{name}")
@@ -133,7 +133,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         raise file.error("mixtures of experts are not supported", "use a dense model")
     try:
         heads, hidden_size = int(meta[f"{architecture}.attention.head_count"]), int(meta[f"{architecture}.embedding_length"])
-        head_dim = int(key("attention.key_length") or hidden_size // heads)
+        head_dim = int(key("attention.key_length") or hidden_size // max(heads, 1))
         if key("rope.dimension_count") not in (None, head_dim) or key("attention.value_length") not in (None, head_dim):
             raise file.error("partly rotated heads, or values of another size than keys, are not supported", "use another model")
         return ModelConfig(
@@ -189,7 +189,9 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
     return value
 
 
-def _known(architecture: str, where: str) -> str:
+def _known(architecture: str | None, where: str) -> str:
+    if not architecture:
+        raise InputDataError(Problem(where, "does not say which architecture the model has", "fetch the model again"))
     if architecture not in ARCHITECTURES:
         hint = f"the known ones are {', '.join(ARCHITECTURES)}"
         raise InputDataError(Problem(where, f"the architecture {architecture} is not supported", hint))

@@ -59,6 +59,11 @@ class Tokenizer:
         """Number of tokens; the model's embedding may be longer."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of text that one token can stand for, at most."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of the control tokens."""

@@ -41,7 +41,8 @@ class Session:
         try:
             self.channel.send(message)
         except FrameTooLarge:
-            self.abandon("beside", "an argument too large to send")
+            # The test's own data may be large; what the candidate has sent must not choose the weaker way to judge it.
+            self.abandon("beside" if self.calls == 1 else "too_large", "an argument too large to send")
         except OSError:
             self.abandon("lost")
         answer = self.receive(self.calls)

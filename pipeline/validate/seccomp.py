@@ -33,6 +33,7 @@ _REFUSED = {  # numbers on x86-64 and aarch64
         "mount_setattr": (442, 442), "unshare": (272, 97), "setns": (308, 268), "name_to_handle_at": (303, 264),
         "open_by_handle_at": (304, 265), "fanotify_init": (300, 262),
     },
+    "memory that no limit counts": {"memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194)},
     "wide doors into the kernel": {
         "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
         "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "add_key": (248, 217), "request_key": (249, 218),
