@@ -336,7 +336,7 @@ def test_gguf_linear_scaling(tmp_path: Path) -> None:
     ("change", "message"),
     [
         pytest.param({"model_type": "mamba"}, r"architecture mamba .*known ones are llama, qwen2", id="architecture"),
-        pytest.param({"model_type": None}, "architecture None", id="no_architecture"),
+        pytest.param({"model_type": None}, "does not say which architecture", id="no_architecture"),
         pytest.param({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "type yarn is not supported", id="yarn"),
         pytest.param({"rope_scaling": {"type": "linear"}}, "'factor' is missing", id="no_factor"),
         pytest.param({"use_sliding_window": True}, "use_sliding_window", id="sliding_window"),
