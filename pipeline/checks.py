@@ -121,7 +121,7 @@ def _check_model(job: LoadedJob, found: _Findings) -> "PromptBuilder | None":
         message = f"{wanted:,} is more than the model's {config.max_context:,}, which is used"
         found.warnings.append(Problem("model.max_context", message))
     with found.collecting():
-        return PromptBuilder(tokenizer, spec.generation, min(wanted or config.max_context, config.max_context))
+        return PromptBuilder(tokenizer, spec.generation, config.context(wanted))
     return None
 
 
@@ -133,9 +133,8 @@ def _check_weights(location: Path, spec: Job, config: "ModelConfig", found: _Fin
     from .estimate import weight_bytes
 
     check_model(location)
-    max_context = min(spec.model.max_context or config.max_context, config.max_context)
     with found.collecting():
-        cache_size(config, spec.batching, spec.kv_cache, max_context)
+        cache_size(config, spec.batching, spec.kv_cache, config.context(spec.model.max_context))
     need, available = weight_bytes(config, spec.model.dtype), memory_bytes()[1]
     if need > available:
         message = f"the weights take {bytes_text(need)} of memory, and {bytes_text(available)} is available"

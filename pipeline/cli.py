@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import sys
 from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
@@ -10,10 +9,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from ..schemas.errors import CodegenBatchError, EnvironmentFailure, Stopped
+from ..schemas.errors import CodegenBatchError, EnvironmentFailure
 from .cli_import import app as import_app
 from .cli_options import AsJson, JobFile, Limit, Overrides
 from .cli_runs import judge, run, show, status
+from .signals import StopSignals
 
 INTERRUPTED = 130
 
@@ -176,14 +176,14 @@ def schema() -> None:
 
 def main() -> None:
     """The entry point. Every error ends in a message on stderr and an exit code of schemas/errors.py."""
-    signal.signal(signal.SIGTERM, _stop)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the shell closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the life of the process
         elif isinstance(stream := getattr(sys, name), TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # model output holds what a terminal's encoding may lack
     try:
-        app(prog_name="codegen-batch")
+        with StopSignals():  # where no run keeps its own, nothing is lost by ending at once
+            app(prog_name="codegen-batch")
     except CodegenBatchError as error:
         from .terminal import print_problems
 
@@ -197,11 +197,6 @@ def main() -> None:
         sys.exit(EnvironmentFailure.exit_code)
     except Exception as error:
         _crash(error)
-
-
-def _stop(_number: int, _frame: object) -> NoReturn:
-    """SIGTERM before a run has begun, or after it: nothing is lost."""
-    raise Stopped("stopped by SIGTERM; the same command goes on from here")
 
 
 def _crash(error: Exception) -> NoReturn:

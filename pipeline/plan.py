@@ -162,7 +162,7 @@ def survey(job: LoadedJob, limit: int | None = None) -> PlanReport:
     check_shards(shards).raise_if_fatal()
     location = locate(job.model_path, Path.cwd())
     config = load_config(location)
-    context = min(spec.model.max_context or config.max_context, config.max_context)
+    context = config.context(spec.model.max_context)
     builder = PromptBuilder(Tokenizer.load(location), spec.generation, context)
     counted = _Count(spec.kv_cache.page_size)
     bad = BadRows(BAD_ROWS_SHOWN)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..schemas.errors import InputDataError, Problem, RowFailure
 from ..schemas.job import Output, Validators
 from ..schemas.records import Generation, RowError, Task
+from .engine.locations import sha256_of
 from .engine.sequence import Finished
 from .finish import Finisher
 from .metrics import compute_metrics
@@ -21,7 +22,7 @@ from .progress import Progress, State
 from .run import RunOutcome, outcome, stderr_console, versions
 from .signals import StopSignals
 from .store import RunFolder, fingerprint
-from .tasks import check_shards, digests, find_shards, read_tasks, sha256_of
+from .tasks import check_shards, digests, find_shards, read_tasks
 from .validate.judge import JUDGE_VERSION, Judge
 
 if TYPE_CHECKING:

@@ -220,7 +220,7 @@ def run_identity(job: Job, model: Path) -> Json:
     return {
         "model": model_identity(model),
         "dtype": fast_dtype() if job.model.dtype == "auto" else job.model.dtype,
-        "max_context": min(job.model.max_context or config.max_context, config.max_context),
+        "max_context": config.context(job.model.max_context),
         "generation": job.generation.model_dump(exclude={"samples"}),
         "kv_cache": {"dtype": job.kv_cache.dtype, "page_size": job.kv_cache.page_size},
         "prompt_version": PROMPT_VERSION,

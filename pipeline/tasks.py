@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..schemas.errors import InputDataError, Problem
 from ..schemas.records import BadRow, RowError, Task
+from .engine.locations import sha256_of
 from .shard_schema import schema_problems, schema_warnings
 from .task_rows import Undecodable, made_up_id, make_task
 
@@ -118,12 +119,6 @@ def shard_names(shards: Sequence[Path]) -> list[str]:
 def digests(shards: Sequence[Path]) -> dict[str, str]:
     """The SHA-256 of each shard's content, by its name."""
     return dict(zip(shard_names(shards), map(sha256_of, shards), strict=True))
-
-
-def sha256_of(path: Path) -> str:
-    """Hex digest of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_tasks(shards: Sequence[Path], limit: int | None = None) -> Iterator[Task | BadRow]:

@@ -161,9 +161,7 @@ class Judgement:
     facts: CodeFacts
     verdict: Verdict
     verdict_detail: str = ""
-    trust: str | None = (
-        None  # where tests ran, apart: judge and candidate are separate processes; beside: tests ran with the candidate
-    )
+    trust: str | None = None  # where tests ran; apart: judge and candidate are two processes; beside: both are in one
     tests_run: int | None = None
     tests_passed: int | None = None
     cpu_ms: float | None = None

@@ -48,7 +48,7 @@ class Engine:
         loaded = load_model(location, getattr(torch, fast_dtype() if dtype == "auto" else dtype))
         self.config, self.tokenizer, self.worker = loaded.config, Tokenizer.load(location), worker
         self.sampling, self.batching, self.cache = sampling or Sampling(), batching or Batching(), kv_cache or KvCache()
-        self.max_context = min(max_context or loaded.config.max_context, loaded.config.max_context)
+        self.max_context = loaded.config.context(max_context)
         self.ops = kernels.choose(backend)
         self.model = Model(loaded.config, loaded.weights, self.ops, self.max_context)
         self.pool, self.pages = self._storage()

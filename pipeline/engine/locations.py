@@ -46,7 +46,7 @@ def model_identity(location: Path) -> dict[str, str]:
         names = [*weight_files(location), *SIDE_FILES, INDEX_FILE]
         files = {name: location / name for name in sorted(names) if (location / name).is_file()}
     with ThreadPoolExecutor(max_workers=2) as pool:
-        return dict(zip(files, pool.map(_sha256, files.values()), strict=True))
+        return dict(zip(files, pool.map(sha256_of, files.values()), strict=True))
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -79,7 +79,8 @@ def _weight_map(folder: Path) -> dict[str, str]:
     raise InputDataError(Problem(str(folder / INDEX_FILE), reason, "fetch the model again"))
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

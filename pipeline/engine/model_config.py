@@ -67,6 +67,10 @@ class ModelConfig:
         if problems:
             raise InputDataError(*(Problem("model configuration", problem) for problem in problems))
 
+    def context(self, wanted: int | None) -> int:
+        """Tokens that a sequence may have: the model's own bound, or less where a job wants less."""
+        return min(wanted or self.max_context, self.max_context)
+
     def inverse_frequencies(self) -> "torch.Tensor":
         """Rotary frequencies in radians a position, float32, [head_dim / 2], with the scaling applied."""
         import torch
