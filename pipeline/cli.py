@@ -3,6 +3,8 @@
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
@@ -18,16 +20,28 @@ from .signals import StopSignals
 INTERRUPTED = 130
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ends the process with code 130 on KeyboardInterrupt, before click makes an exit code 1 of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("interrupted; what is committed stays, and the same command goes on from there", err=True)
+        raise SystemExit(INTERRUPTED) from None
+
+
 class Commands(TyperGroup):
     """All commands. A reader of our output that goes away, such as `head`, ends a command in silence."""
 
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        with _interruptible():
+            return super().make_context(*args, **settings)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            result = super().invoke(ctx)
+            with _interruptible():
+                result = super().invoke(ctx)
             sys.stdout.flush()
-        except KeyboardInterrupt:
-            typer.echo("interrupted; what is committed stays, and the same command goes on from there", err=True)
-            raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             from .terminal import CLOSED_PIPE
 
@@ -182,7 +196,7 @@ def main() -> None:
         elif isinstance(stream := getattr(sys, name), TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # model output holds what a terminal's encoding may lack
     try:
-        with StopSignals():  # where no run keeps its own, nothing is lost by ending at once
+        with _interruptible(), StopSignals():  # where no run keeps its own, nothing is lost by ending at once
             app(prog_name="codegen-batch")
     except CodegenBatchError as error:
         from .terminal import print_problems

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -30,25 +31,31 @@ def main() -> NoReturn:
     """`argv[1]`: descriptor of the engine's socket, `argv[2]`: level, `argv[3]`: the job's `validators` as JSON."""
     fd, level, settings = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     os.nice(NICE)
-    connection = Connection(fd)
+    status = 1
+    with suppress(EOFError, OSError, Abandoned):  # the engine is gone: nobody is left to tell
+        status = _serve(Connection(fd), fd, level, settings)
+    os._exit(status)
+
+
+def _serve(connection: Connection, fd: int, level: str, settings: dict[str, Any]) -> int:
+    """Judges what comes until the warm parent dies. Returns an exit status. Raises EOFError, OSError, Abandoned."""
     try:
         warm = WarmParent(level, fd)
-        worker = Worker(warm, level, settings)
-        worker.prove()
-    except (OSError, WarmParentDied) as e:
+    except OSError as e:
         connection.send(("failed", str(e)))
-        sys.exit(1)
-    connection.send(("ready", level))
+        return 1
     try:
-        while True:
+        worker = Worker(warm, level, settings)
+        fault = worker.prove()
+        connection.send(("failed", fault) if fault else ("ready", level))
+        while not fault:
             task, completion = connection.recv()
             connection.send(worker.judge(task, completion))
-    except (EOFError, OSError, Abandoned):
-        warm.close()
-        os._exit(0)
     except WarmParentDied:
+        pass
+    finally:
         warm.close()
-        os._exit(1)
+    return 1
 
 
 class Worker:
@@ -57,12 +64,11 @@ class Worker:
     def __init__(self, warm: WarmParent, level: str, settings: dict[str, Any]) -> None:
         self.warm, self.level, self.settings = warm, level, settings
 
-    def prove(self) -> None:
-        """Judges a sample that must pass and loads what the first would wait for. Raises OSError if it does not pass."""
+    def prove(self) -> str | None:
+        """Judges a sample that must pass, and so loads what the first would wait for. Returns what is wrong if it does not."""
         task = Task("proof", "", 0, entry_point="f", test="assert f() == 1", test_kind="asserts")
         judgement = self.judge(task, "def f():\n    return 1\n", force_tests=True)
-        if judgement.verdict != Verdict.PASSED:
-            raise OSError(f"{judgement.verdict}: {judgement.verdict_detail}")
+        return None if judgement.verdict == Verdict.PASSED else f"{judgement.verdict}: {judgement.verdict_detail}"
 
     def judge(self, task: Task, completion: str, force_tests: bool = False) -> Judgement:
         """Never raises for what task or completion hold. Raises WarmParentDied, Abandoned."""
