@@ -11,60 +11,16 @@ INT4 format: keys are quantized per channel over the page's tokens, values per t
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-KvDtype = Literal["int4", "bf16", "float32"]
+from .layout import KvLayout
+
 Int32 = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class KvLayout:
-    """Shape and type of the pages of one model."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    page_size: int = 32
-    dtype: KvDtype = "int4"
-
-    def __post_init__(self) -> None:
-        if self.page_size not in (16, 32, 64, 128):
-            raise ValueError(f"page_size {self.page_size}: must be 16, 32, 64 or 128")
-        if self.head_dim % 16:
-            raise ValueError(f"head_dim {self.head_dim}: must be a multiple of 16")
-
-    @property
-    def group(self) -> int:
-        """Channels of a value that share a scale."""
-        return 64 if self.head_dim % 64 == 0 else self.head_dim
-
-    @property
-    def raw_dtype(self) -> torch.dtype:
-        return torch.float32 if self.dtype == "float32" else torch.bfloat16
-
-    @property
-    def raw_page_bytes(self) -> int:
-        """Bytes of one raw page over all layers."""
-        return 2 * self.layers * self.kv_heads * self.page_size * self.head_dim * self.raw_dtype.itemsize
-
-    @property
-    def sealed_page_bytes(self) -> int:
-        """Bytes of one sealed page over all layers."""
-        if self.dtype != "int4":
-            return self.raw_page_bytes
-        codes = self.page_size * self.head_dim
-        scales = 4 * (self.head_dim + self.page_size * self.head_dim // self.group)
-        return self.layers * self.kv_heads * (codes + scales)
-
-    @property
-    def bf16_page_bytes(self) -> int:
-        """Bytes of the same tokens in a bf16 cache."""
-        return 4 * self.layers * self.kv_heads * self.page_size * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +52,8 @@ class KvPool:
         def new(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        int4 = lay.dtype == "int4"
-        pack, kind, scales = (2, torch.uint8, n) if int4 else (1, lay.raw_dtype, 0)
+        raw = torch.float32 if lay.dtype == "float32" else torch.bfloat16
+        pack, kind, scales = (2, torch.uint8, n) if lay.dtype == "int4" else (1, raw, 0)
         tensors = (
             new(n, heads, dim, page // pack, dtype=kind),
             new(n, heads, page, dim // pack, dtype=kind),
@@ -105,8 +61,8 @@ class KvPool:
             new(scales, heads, dim, dtype=torch.float16),
             new(scales, heads, page, dim // lay.group, dtype=torch.float16),
             new(scales, heads, page, dim // lay.group, dtype=torch.float16),
-            new(m, heads, dim, page, dtype=lay.raw_dtype),
-            new(m, heads, page, dim, dtype=lay.raw_dtype),
+            new(m, heads, dim, page, dtype=raw),
+            new(m, heads, page, dim, dtype=raw),
         )
         return LayerPages(*tensors, arrays=tuple(map(as_array, tensors)) if device.type == "cpu" else ())
 

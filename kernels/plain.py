@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from .kv import KvLayout, KvPool, LayerPages, StepRows
+from .kv import KvPool, LayerPages, StepRows
+from .layout import KvLayout
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -35,8 +36,8 @@ def rope_append(qkv: Tensor, cos: Tensor, sin: Tensor, pool: KvPool, layer: int,
     for row, length, raw in zip(rows.block_row, rows.block_len, rows.block_raw, strict=True):
         slot = int(rows.position[row]) % layout.page_size
         new, at = slice(row, row + length), slice(slot, slot + length)
-        pages.raw_k[raw, :, :, at] = k[new].permute(1, 2, 0).to(layout.raw_dtype)  # [Hkv, D, n]
-        pages.raw_v[raw, :, at] = v[new].transpose(0, 1).to(layout.raw_dtype)  # [Hkv, n, D]
+        pages.raw_k[raw, :, :, at] = k[new].permute(1, 2, 0)  # [Hkv, D, n]
+        pages.raw_v[raw, :, at] = v[new].transpose(0, 1)  # [Hkv, n, D]
     scaled: Tensor = _rotate(q, c, s) * layout.head_dim**-0.5
     return scaled
 

@@ -4,8 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..kernels.kv import KvDtype, KvLayout
-from ..kernels.ops import Linear
+from ..kernels.layout import KvDtype, KvLayout
 from ..schemas.job import Job
 from .engine.control_groups import memory_bytes
 from .engine.memory import SHARE, fast_dtype, parse_bytes
@@ -109,6 +108,8 @@ def measure_flops(config: ModelConfig, rows: int, dtype: str) -> float:
     The mean over a moment: on a busy machine the engine's products will be as slow as these.
     """
     import torch
+
+    from ..kernels.ops import Linear
 
     kind = getattr(torch, dtype)
     shape = 2 * config.intermediate_size, config.hidden_size

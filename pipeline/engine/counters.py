@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from ...kernels.kv import KvLayout
+from ...kernels.layout import KvLayout
 from ...schemas.records import EngineStats, Generation
 from .pages import Pages
 from .scheduler import Step

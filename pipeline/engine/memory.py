@@ -2,15 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ...kernels.layout import KvLayout
 from ...schemas.errors import EnvironmentFailure, Problem
 from ...schemas.job import Batching, KvCache
 from .control_groups import memory_bytes
 from .model_config import ModelConfig
-
-if TYPE_CHECKING:
-    from ...kernels.kv import KvLayout
 
 SHARE = 0.4  # of what is free, for the cache, where the job says auto
 CONTEXTS = 2  # full contexts a slot that the cache is sized for at most: one running, one kept for its prefix
@@ -25,10 +22,8 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def cache_size(config: ModelConfig, batching: Batching, cache: KvCache, max_context: int) -> "tuple[KvLayout, int, int]":
+def cache_size(config: ModelConfig, batching: Batching, cache: KvCache, max_context: int) -> tuple[KvLayout, int, int]:
     """The cache's layout, its sealed pages and its raw pages. Raises EnvironmentFailure where kv_cache.memory is too little."""
-    from ...kernels.kv import KvLayout
-
     size, width = cache.page_size, batching.max_sequences
     layout = KvLayout(config.layers, config.kv_heads, config.head_dim, size, cache.dtype)
     # A running sequence and a kept prompt hold one raw page each; a chunk touches one more at either end.

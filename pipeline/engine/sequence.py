@@ -3,11 +3,13 @@
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ...schemas.records import Generation, RowError
 from .tokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,8 @@ class Snapshot:
 
     sealed: list[int]
     raw: int | None  # raw page holding the prompt's last, part-filled page
-    logits: Tensor  # [1, V]
-    hidden: Tensor  # [1, C]
+    logits: "Tensor"  # [1, V]
+    hidden: "Tensor"  # [1, C]
 
 
 class State(Enum):

@@ -5,7 +5,8 @@ import numpy.typing as npt
 import pytest
 import torch
 from codegen_batch.kernels import ops, plain
-from codegen_batch.kernels.kv import KvLayout, KvPool, StepRows
+from codegen_batch.kernels.kv import KvPool, StepRows
+from codegen_batch.kernels.layout import KvLayout
 
 CPU = torch.device("cpu")
 LENGTHS = {
