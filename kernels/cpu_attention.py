@@ -38,7 +38,7 @@ def paged_attention(q: Tensor, pool: KvPool, layer: int, rows: StepRows, dtype: 
     return out
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _load_int4(
     page: Any, h: Any, k: Any, v: Any, ks: Any, km: Any, vs: Any, vm: Any, P: Any, D: Any, VG: Any, K: Any, V: Any
 ) -> None:
@@ -71,7 +71,7 @@ def _load_int4(
                 V[t, d] = V[t, d] * s + m
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _load_raw(page: Any, h: Any, k: Any, v: Any, used: Any, P: Any, D: Any, K: Any, V: Any) -> None:
     """Widens a page of which `used` tokens are written. The rest may hold NaN: scores of them are overwritten, values not."""
     for d in range(D):
@@ -85,7 +85,7 @@ def _load_raw(page: Any, h: Any, k: Any, v: Any, used: Any, P: Any, D: Any, K: A
             V[t, d] = np.float32(0)
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _softmax_step(S: Any, O: Any, top: Any, R: Any, first: Any, P: Any, D: Any, G: Any) -> None:  # noqa: E741
     """Turns a page's scores into weights, and scales O to them; `first` is the number of its tokens that row 0 sees."""
     for r in range(R):
@@ -102,7 +102,7 @@ def _softmax_step(S: Any, O: Any, top: Any, R: Any, first: Any, P: Any, D: Any, 
             O[r, d] *= correction
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _attend(
     q: Any, k: Any, v: Any, ks: Any, km: Any, vs: Any, vm: Any, raw_k: Any, raw_v: Any,
     pages: Any, row: Any, n: Any, start: Any, raw: Any, h: Any, out: Any, P: Any, D: Any, G: Any, VG: Any, int4: Any,

@@ -95,7 +95,7 @@ def power_of_two(typingctx: Any, x: Any) -> Any:
     return types.float32(types.float32), generate
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def exp(x: Any) -> Any:
     """exp for x <= 0 in float32, relative error below 2e-7: a polynomial after Cephes' expf, so that LLVM vectorizes it."""
     x = max(x, np.float32(-87.0))

@@ -64,7 +64,7 @@ def _best(logits: Any, hidden: Any, head: Any, rounded: Any, out: Any) -> None:
         out[row] = winner
 
 
-@njit(nogil=True)
+@njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _candidates(x: Any, high: Any, scale: Any, top_k: Any, top_p: Any) -> Any:
     """(ids, weights, total): the likeliest tokens, sorted, enough of them to hold what top_k and top_p keep.
 
@@ -101,7 +101,7 @@ def _candidates(x: Any, high: Any, scale: Any, top_k: Any, top_p: Any) -> Any:
     return ids[order], weights, total
 
 
-@njit(nogil=True)
+@njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _draw_row(x: Any, u: Any, scale: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
     """The token at u. Without top_k, grows the sorted part until it holds u's place."""
     high = _maximum(x)

@@ -71,7 +71,7 @@ def _tile(typingctx: Any, out: Any, a: Any, b: Any, row: Any, col: Any, inner: A
     return types.none(out, a, b, types.int64, types.int64, types.int64, rows, vectors), generate
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _add_rows(out: Any, a: Any, b: Any, r: Any, inner: Any, cols: Any, rows: Any) -> None:
     """Few kinds of tile, each with at least eight sums under way on AVX2 or AVX-512: every kind costs seconds to compile."""
     c = 0
@@ -96,7 +96,7 @@ def _add_rows(out: Any, a: Any, b: Any, r: Any, inner: Any, cols: Any, rows: Any
         c += LANES
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def add_matmul(out: Any, a: Any, b: Any, rows: Any, inner: Any, cols: Any) -> None:
     """out[:rows, :cols] += a[:rows, :inner] @ b[:inner, :cols] in float32; cols is a multiple of 16.
 
