@@ -92,7 +92,7 @@ def test_tokens_do_not_depend_on_the_prefix_cache(alone: Tokens) -> None:
 
 def test_a_shared_prefix_is_computed_once() -> None:
     prefix = [token for prompt in PROMPTS for token in prompt][:610]
-    prompts = [[*prefix, 1000 + i, 2000 + i] for i in range(14)]
+    prompts = [[*prefix, 1000 + i, 2000 + i] for i in range(12)]
     shared, apart = engine(Sampling(max_new_tokens=1)), engine(Sampling(max_new_tokens=1), caching=False)
     assert tokens(run(shared, prompts)) == tokens(run(apart, prompts))
     assert shared.stats.cached_tokens >= 0.9 * shared.stats.prompt_tokens
@@ -101,7 +101,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
 
 
 def test_samples_share_their_prompt_and_differ() -> None:
-    hot = Sampling(max_new_tokens=16, temperature=1.0, seed=5)
+    hot = Sampling(max_new_tokens=10, temperature=1.0, seed=5)
     one = engine(hot, max_sequences=16, caching=False)
     done = run(one, PROMPTS[:2], samples=10)
     assert one.stats.prefill_tokens == len(PROMPTS[0]) + len(PROMPTS[1])
@@ -109,8 +109,8 @@ def test_samples_share_their_prompt_and_differ() -> None:
     # the same streams, other neighbours: fewer slots, one prompt, and the other sample indexes missing
     few = tokens(run(engine(hot, max_sequences=3), PROMPTS[:1], samples=10))
     assert few == {key: value for key, value in tokens(done).items() if key[0] == "task-0"}
-    other = tokens(run(engine(Sampling(max_new_tokens=16, temperature=1.0, seed=6)), PROMPTS[:1], samples=10))
-    assert few != other
+    other = tokens(run(engine(Sampling(max_new_tokens=10, temperature=1.0, seed=6)), PROMPTS[:1], samples=3))
+    assert any(few[key] != row for key, row in other.items())
 
 
 def test_stop_strings_end_a_completion_and_are_left_out() -> None:
@@ -139,9 +139,9 @@ def test_score_is_what_generation_saw(alone: Tokens) -> None:
 
 
 def test_int4_costs_little_on_code() -> None:
-    """KL divergence and top-1 agreement of an INT4 cache against a float32 one, through the engine's own cache."""
+    """KL divergence and top-1 agreement of an INT4 cache against a bf16 one, through the engine's own cache."""
     rows = [[*row["prompt"], *row["tokens"]] for row in REFERENCE[:4]]
-    exact, packed = (engine(kv=kv, dtype="float32") for kv in ("float32", "int4"))
+    exact, packed = (engine(kv=kv, dtype="float32") for kv in ("bf16", "int4"))
     p = torch.cat([exact.score(row).log_softmax(-1) for row in rows])
     q = torch.cat([packed.score(row).log_softmax(-1) for row in rows])
     kl = (p.exp() * (p - q)).sum(-1).mean()
