@@ -3,8 +3,6 @@
 import errno
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
@@ -15,33 +13,19 @@ from ..schemas.errors import CodegenBatchError, EnvironmentFailure
 from .cli_import import app as import_app
 from .cli_options import AsJson, JobFile, Limit, Overrides
 from .cli_runs import judge, run, show, status
-from .signals import StopSignals
-
-INTERRUPTED = 130
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ends the process with code 130 on KeyboardInterrupt, before click makes an exit code 1 of it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("interrupted; what is committed stays, and the same command goes on from there", err=True)
-        raise SystemExit(INTERRUPTED) from None
+from .signals import INTERRUPTED, INTERRUPTED_MESSAGE, end_at_once
 
 
 class Commands(TyperGroup):
     """All commands. A reader of our output that goes away, such as `head`, ends a command in silence."""
 
-    def make_context(self, *args: Any, **settings: Any) -> Any:
-        with _interruptible():
-            return super().make_context(*args, **settings)
-
     def invoke(self, ctx: Any) -> Any:
         try:
-            with _interruptible():
-                result = super().invoke(ctx)
+            result = super().invoke(ctx)
             sys.stdout.flush()
+        except KeyboardInterrupt:  # a run's orderly end; click would make an exit code 1 of it
+            typer.echo(INTERRUPTED_MESSAGE, err=True)
+            raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             from .terminal import CLOSED_PIPE
 
@@ -195,9 +179,9 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the life of the process
         elif isinstance(stream := getattr(sys, name), TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # model output holds what a terminal's encoding may lack
+    end_at_once()
     try:
-        with _interruptible(), StopSignals():  # where no run keeps its own, nothing is lost by ending at once
-            app(prog_name="codegen-batch")
+        app(prog_name="codegen-batch")
     except CodegenBatchError as error:
         from .terminal import print_problems
 
